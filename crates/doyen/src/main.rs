@@ -1,0 +1,2 @@
+//! doyen
+fn main() {}
