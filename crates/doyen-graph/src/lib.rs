@@ -1,1 +1,18 @@
-//! doyen-graph
+//! Graphs of language models in ONNX form: from the bytes of a package to a lowered graph a device can run.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`ir`] | the graph as exported: values, nodes, constants as views, symbolic dimensions |
+//! | [`ops`] | one file per operator: attributes, load-time check and shape rule, scalar reference, token-axis rule |
+//! | [`lowered`] | the stateful graph over ragged tokens that devices run |
+//! | [`device`] | the traits a backend implements, and the planned program it is given |
+//!
+//! Data goes one way: `onnx` decodes, `ir` is checked and folded, `pass` lowers, a device runs. Nothing here
+//! knows a model architecture; a graph is what its operators say.
+
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod ir;
+pub mod lowered;
+pub mod ops;

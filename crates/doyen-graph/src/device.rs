@@ -1,0 +1,195 @@
+//! What a backend implements, and the planned program it is given.
+//!
+//! The runtime asks a [`Device`] which nodes it can run and how much scratch they take, lays the arena out, and
+//! hands over a [`Program`]; the device binds kernels once and gives back a [`Session`] that runs steps over ragged
+//! batches. Block tables, page allocation and sampling are the runtime's; bytes and kernels are the device's.
+
+use crate::lowered::{CacheSlot, LNode, LValueId, Lowered};
+use doyen_tensor::{ByteCount, PageId, Tensor};
+use std::sync::Arc;
+
+/// How quantized products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Numerics {
+    /// Float activations.
+    Exact,
+    /// int8 activations where the node's accuracy level allows them.
+    #[default]
+    Fast,
+}
+
+/// Sizes a program is planned for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// New tokens of one step, over all sequences.
+    pub tokens: usize,
+    /// Logit rows of one step.
+    pub rows: usize,
+    /// Sequences of one step.
+    pub sequences: usize,
+    /// Positions of one sequence.
+    pub context: usize,
+    /// Positions of a KV page; a power of two.
+    pub page_size: usize,
+    /// Pages of every cache group.
+    pub pages: usize,
+}
+
+/// Where a value lies in the arena. Values whose lives do not overlap may share bytes; a view (Reshape) has the
+/// slot of its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// Byte offset, 64-aligned.
+    pub offset: usize,
+    /// Bytes at the limits.
+    pub len: usize,
+}
+
+/// A planned program: nodes in order, an arena slot per value.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// The graph.
+    pub graph: Arc<Lowered>,
+    /// Arena slot of each value, by value index; `None` for values that nothing reads or writes.
+    pub slots: Vec<Option<Slot>>,
+    /// Bytes of the arena.
+    pub arena: usize,
+    /// Bytes of scratch that the hungriest node takes.
+    pub scratch: usize,
+    /// What it was planned for.
+    pub limits: Limits,
+    /// How quantized products are computed.
+    pub numerics: Numerics,
+}
+
+/// Why a device cannot do something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A node it has no kernel for.
+    #[error("node {node:?}: {reason}")]
+    Node {
+        /// Node name.
+        node: String,
+        /// What is missing or wrong.
+        reason: String,
+    },
+    /// Memory that cannot be had.
+    #[error("cannot allocate {bytes} for {what}")]
+    Memory {
+        /// What for.
+        what: String,
+        /// How much.
+        bytes: ByteCount,
+    },
+    /// A step that does not fit the program.
+    #[error("{0}")]
+    Step(String),
+}
+
+/// The kernel a node is bound to and what it takes; printed on request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePlan {
+    /// Kernel name, such as `matmul_nbits_4b_fast_avx2`.
+    pub kernel: String,
+    /// Scratch bytes at the limits.
+    pub scratch: usize,
+    /// Bytes the device makes of constants at load (repacked or materialised), beside the mapped ones.
+    pub resident: ByteCount,
+}
+
+/// A backend.
+pub trait Device: Send + Sync {
+    /// Short name, such as `cpu`.
+    fn name(&self) -> &str;
+
+    /// One line on what was found: ISA, threads.
+    fn describe(&self) -> String;
+
+    /// Whether and how a node would run.
+    ///
+    /// # Errors
+    /// Says what the device lacks for this node.
+    fn plan(
+        &self,
+        graph: &Lowered,
+        node: &LNode,
+        limits: &Limits,
+        numerics: Numerics,
+    ) -> Result<NodePlan, DeviceError>;
+
+    /// Bytes of one KV page of each cache group, over all the group's layers.
+    fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount>;
+
+    /// Binds every node and allocates arena, scratch and KV pages.
+    ///
+    /// # Errors
+    /// When a node cannot be bound or memory cannot be had.
+    fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError>;
+}
+
+/// One sequence of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeqSpan {
+    /// Index of its first new token in the step.
+    pub first: usize,
+    /// Its new tokens.
+    pub len: usize,
+    /// Positions it has in the caches already.
+    pub past: usize,
+}
+
+/// A ragged batch: any number of sequences, each with its own new tokens and its own pages.
+#[derive(Debug, Clone, Copy)]
+pub struct RaggedBatch<'a> {
+    /// New token ids of all sequences, in the order of `sequences`.
+    pub tokens: &'a [u32],
+    /// The sequences; their spans tile `tokens`.
+    pub sequences: &'a [SeqSpan],
+    /// Block tables: `tables[group][sequence]` lists the pages of positions `0, page_size, ...`.
+    pub tables: &'a [Vec<Vec<PageId>>],
+    /// Tokens whose logits are wanted, as indices into `tokens`, ascending.
+    pub rows: &'a [u32],
+    /// Values of [`Lowered::inputs`], in order.
+    pub inputs: &'a [Tensor],
+}
+
+/// A loaded program with its memory.
+pub trait Session: Send {
+    /// Runs one step: appends to the caches and computes the outputs.
+    ///
+    /// # Errors
+    /// When the batch does not fit the program (too many tokens, rows, sequences, a position without a page).
+    fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError>;
+
+    /// An output of the last step as f32, such as logits `[rows, vocab]`. Float outputs only.
+    fn output(&self, index: usize) -> &[f32];
+
+    /// Any value of the last step that is still in the arena, by copy; the planner keeps values of a taps program.
+    ///
+    /// # Errors
+    /// When the value has no slot.
+    fn value(&self, id: LValueId) -> Result<Tensor, DeviceError>;
+
+    /// Rows `0..len` of a sequence's cache as tensors `[kv_heads, len, head_size]` of the stored type: keys, values.
+    ///
+    /// # Errors
+    /// When a page is out of range.
+    fn read_cache(
+        &self,
+        slot: CacheSlot,
+        table: &[PageId],
+        len: usize,
+    ) -> Result<(Tensor, Tensor), DeviceError>;
+
+    /// Writes rows `0..len` of a sequence's cache from tensors `[kv_heads, len, head_size]`.
+    ///
+    /// # Errors
+    /// When a page is out of range or the shapes are not the cache's.
+    fn write_cache(
+        &mut self,
+        slot: CacheSlot,
+        table: &[PageId],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,271 @@
+//! The lowered graph: stateful, over ragged tokens; what the runtime plans and devices run.
+//!
+//! Batch and sequence are gone: the token axis counts all sequences' new tokens of a step (`T`), the row axis the
+//! logit rows a step wants (`R`). Attention owns a cache slot and knows the sequence boundaries; past/present
+//! plumbing, masks and lengths have disappeared. Operators without state stand as they are in [`crate::ops`].
+//! Made by the lowering pass; read by `device`, the planner and the backends.
+
+use crate::{ir::Constant, ops::Op};
+use doyen_tensor::DType;
+use std::sync::Arc;
+
+/// A value of a lowered graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LValueId(pub u32);
+
+/// A constant of a lowered graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConstId(pub u32);
+
+impl LValueId {
+    /// The id as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ConstId {
+    /// The id as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One extent of a lowered value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// A number.
+    Fixed(usize),
+    /// `n * T`, T the new tokens of the step.
+    Tokens(usize),
+    /// `n * R`, R the logit rows of the step.
+    Rows(usize),
+}
+
+impl Extent {
+    /// The number for a step of `tokens` tokens and `rows` logit rows.
+    pub const fn at(self, tokens: usize, rows: usize) -> usize {
+        match self {
+            Self::Fixed(n) => n,
+            Self::Tokens(n) => n * tokens,
+            Self::Rows(n) => n * rows,
+        }
+    }
+}
+
+/// A value computed in a step. Float values are held in the compute type, whatever the file declares.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LValue {
+    /// Name of the exported value it stands for.
+    pub name: String,
+    /// Compute type.
+    pub dtype: DType,
+    /// Type the file declares, for display and comparison with the reference.
+    pub declared: DType,
+    /// Extents.
+    pub dims: Vec<Extent>,
+}
+
+/// What a node reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// A value of the step.
+    Value(LValueId),
+    /// A constant.
+    Const(ConstId),
+}
+
+/// A named constant.
+#[derive(Debug, Clone)]
+pub struct LConst {
+    /// Name in the file (of the initializer, or of the folded value).
+    pub name: String,
+    /// The data, as views into the package.
+    pub data: Arc<Constant>,
+}
+
+/// A node.
+#[derive(Debug, Clone)]
+pub struct LNode {
+    /// Name of the exported node (of the last one, for a fusion).
+    pub name: String,
+    /// What it does.
+    pub op: LOp,
+    /// Operands in the order `op` documents; `None` where absent.
+    pub inputs: Vec<Option<Operand>>,
+    /// Results.
+    pub outputs: Vec<Option<LValueId>>,
+}
+
+/// What a lowered node does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LOp {
+    /// An operator as exported, pointwise along the token axis, with the exported operator's inputs and outputs.
+    Op(Op),
+    /// Keeps the wanted logit rows. Inputs: `x [.., T, ..]`; output `[.., R, ..]`; `axis` is the token axis.
+    SelectRows {
+        /// The token axis of the input.
+        axis: usize,
+    },
+    /// Attention with a cache. Inputs: `q [1,T,Nq*D]` (or packed QKV), `k`, `v`, `cos`, `sin`, `q_norm`, `k_norm`,
+    /// `head_sink`, `k_scale`, `v_scale`; output `[1,T,Nq*Dv]`.
+    Attention(Attention),
+    /// Top-k routing. Inputs: router logits `[T,E]`, optional mixing weights `[T,E]`. Outputs: expert ids `i32 [T,k]`,
+    /// weights `f32 [T,k]`.
+    Route(Route),
+    /// Grouped expert feed-forward. Inputs: `x`, ids, weights, then the operands of the QMoE or MoE operator from
+    /// its index 2 on (weights, scales, biases, zero points), constants all. Output: the shape of `x`.
+    Experts(Experts),
+    /// `silu(gate) * up`, element-wise. Inputs: gate, up.
+    SiluMul,
+}
+
+/// Attention over a paged cache.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attention {
+    /// Where its keys and values live.
+    pub slot: CacheSlot,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Channels of a query or key head.
+    pub head_size: usize,
+    /// Channels of a value head.
+    pub v_head_size: usize,
+    /// Factor on q.k.
+    pub scale: f32,
+    /// `softcap * tanh(s / softcap)` before the mask, when positive.
+    pub softcap: f32,
+    /// Visible keys including the query's own, when limited.
+    pub window: Option<usize>,
+    /// Whether a query sees only keys at or before its position.
+    pub causal: bool,
+    /// Whether a zero joins the softmax's denominator when there is no `head_sink`.
+    pub smooth_softmax: bool,
+    /// Whether `q` holds Q, K and V side by side (inputs k and v are absent).
+    pub packed_qkv: bool,
+    /// Rotary embedding of queries and keys at running positions.
+    pub rotary: Option<Rotary>,
+    /// RMS norm of every query and key head before the rotary embedding: its epsilon.
+    pub qk_norm: Option<f32>,
+}
+
+/// Rotary embedding inside attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rotary {
+    /// Even/odd pairs instead of halves.
+    pub interleaved: bool,
+    /// Channels that rotate.
+    pub dim: usize,
+}
+
+/// Top-k routing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Experts E.
+    pub experts: usize,
+    /// Experts per token.
+    pub k: usize,
+    /// Divide the chosen weights by their sum.
+    pub normalize: bool,
+    /// Phi-3.5's sparse mixer instead of top-k and softmax.
+    pub sparse_mixer: bool,
+}
+
+/// A bank of experts: the operator whose weights it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    /// The exported `QMoE` or `MoE` operator; its own fields say widths, blocks and activation.
+    pub op: Op,
+    /// Experts E.
+    pub experts: usize,
+    /// Experts per token.
+    pub k: usize,
+}
+
+/// A layer's place in the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CacheSlot {
+    /// Index into [`Lowered::groups`].
+    pub group: usize,
+    /// Index into the group's layers.
+    pub layer: usize,
+}
+
+/// How a cache stores a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// Float rows, in the type the plan chooses.
+    Float,
+    /// int8 codes with scales given by the graph.
+    Int8 {
+        /// A scale per channel `[1,Nkv,1,D]` instead of one.
+        per_channel: bool,
+    },
+    /// int4 codes as `code + 8`, even channel in the low nibble.
+    Int4 {
+        /// A scale per channel `[1,Nkv,1,D]` instead of one.
+        per_channel: bool,
+    },
+}
+
+/// Layers whose caches have the same row layout and lifetime; they share a block table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CacheGroup {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Channels of a key head.
+    pub k_head_size: usize,
+    /// Channels of a value head.
+    pub v_head_size: usize,
+    /// How rows are stored.
+    pub format: KvFormat,
+    /// Keys that can still be seen, when limited; older pages may be freed.
+    pub window: Option<usize>,
+    /// The exported ports of each layer: past key, past value, present key, present value.
+    pub layers: Vec<CachePorts>,
+}
+
+/// Names of the exported state ports a layer's cache replaces; empty where the graph has none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct CachePorts {
+    pub past_key: String,
+    pub past_value: String,
+    pub present_key: String,
+    pub present_value: String,
+}
+
+/// A lowered graph.
+#[derive(Debug, Clone, Default)]
+pub struct Lowered {
+    /// Values.
+    pub values: Vec<LValue>,
+    /// Constants.
+    pub constants: Vec<LConst>,
+    /// Nodes in execution order.
+    pub nodes: Vec<LNode>,
+    /// Token ids, `int64 [1,T]`.
+    pub tokens: Option<LValueId>,
+    /// Running positions, `int64 [1,T]`, where the graph reads them outside of attention.
+    pub positions: Option<LValueId>,
+    /// Other inputs, given with each step (operator cases; none in a language model).
+    pub inputs: Vec<LValueId>,
+    /// Outputs; in a language model the logits `[1,R,V]` alone.
+    pub outputs: Vec<LValueId>,
+    /// Cache groups.
+    pub groups: Vec<CacheGroup>,
+}
+
+impl Lowered {
+    /// The value.
+    pub fn value(&self, id: LValueId) -> &LValue {
+        &self.values[id.index()]
+    }
+
+    /// The constant.
+    pub fn constant(&self, id: ConstId) -> &LConst {
+        &self.constants[id.index()]
+    }
+}
