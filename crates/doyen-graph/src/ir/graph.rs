@@ -169,11 +169,8 @@ impl Graph {
         outputs: &[&str],
     ) -> Result<Vec<ValueId>, GraphError> {
         let opset = self.opsets.get(domain).copied().unwrap_or(1);
-        let op = Op::parse(domain, op_type, opset, &attrs).map_err(|source| GraphError::Node {
-            node: name.to_owned(),
-            op: op_name(domain, op_type),
-            source,
-        })?;
+        let op = Op::parse(domain, op_type, opset, &attrs)
+            .map_err(|source| node_error(name, domain, op_type, source))?;
         let outputs: Vec<ValueId> = outputs.iter().map(|o| self.intern(o)).collect();
         self.nodes.push(Node {
             name: name.to_owned(),
