@@ -102,6 +102,9 @@ pub struct LNode {
 pub enum LOp {
     /// An operator as exported, pointwise along the token axis, with the exported operator's inputs and outputs.
     Op(Op),
+    /// The same elements under other extents: what Reshape, Squeeze, Unsqueeze, Flatten, Identity and casts among
+    /// float types become. Input: `x` alone; the planner gives the output the slot of its input.
+    View,
     /// Keeps the wanted logit rows. Inputs: `x [.., T, ..]`; output `[.., R, ..]`; `axis` is the token axis.
     SelectRows {
         /// The token axis of the input.
