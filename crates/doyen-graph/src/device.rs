@@ -138,6 +138,47 @@ pub struct SeqSpan {
     pub past: usize,
 }
 
+/// Block tables of one cache group in a step: per sequence the pages of positions `0, page_size, ...`, flattened so
+/// that the buffers can be reused from step to step.
+#[derive(Debug, Clone, Default)]
+pub struct GroupTables {
+    pages: Vec<PageId>,
+    ends: Vec<usize>,
+}
+
+impl GroupTables {
+    /// Forgets all sequences, keeping the buffers.
+    pub fn clear(&mut self) {
+        self.pages.clear();
+        self.ends.clear();
+    }
+
+    /// Appends the table of the next sequence.
+    pub fn push(&mut self, pages: &[PageId]) {
+        self.pages.extend_from_slice(pages);
+        self.ends.push(self.pages.len());
+    }
+
+    /// Number of sequences.
+    pub const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no sequence.
+    pub const fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The pages of sequence `s`.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    pub fn sequence(&self, s: usize) -> &[PageId] {
+        let start = if s == 0 { 0 } else { self.ends[s - 1] };
+        &self.pages[start..self.ends[s]]
+    }
+}
+
 /// A ragged batch: any number of sequences, each with its own new tokens and its own pages.
 #[derive(Debug, Clone, Copy)]
 pub struct RaggedBatch<'a> {
@@ -145,8 +186,8 @@ pub struct RaggedBatch<'a> {
     pub tokens: &'a [u32],
     /// The sequences; their spans tile `tokens`.
     pub sequences: &'a [SeqSpan],
-    /// Block tables: `tables[group][sequence]` lists the pages of positions `0, page_size, ...`.
-    pub tables: &'a [Vec<Vec<PageId>>],
+    /// Block tables of each cache group.
+    pub tables: &'a [GroupTables],
     /// Tokens whose logits are wanted, as indices into `tokens`, ascending.
     pub rows: &'a [u32],
     /// Values of [`Lowered::inputs`], in order.
