@@ -5,6 +5,7 @@
 //! | [`ir`] | the graph as exported: values, nodes, constants as views, symbolic dimensions |
 //! | [`ops`] | one file per operator: attributes, load-time check and shape rule, scalar reference, token-axis rule |
 //! | [`onnx`] | reading and writing ONNX files |
+//! | [`pass`] | rewrites: constant folding, dead code, lowering |
 //! | [`lowered`] | the stateful graph over ragged tokens that devices run |
 //! | [`device`] | the traits a backend implements, and the planned program it is given |
 //!
@@ -18,3 +19,4 @@ pub mod ir;
 pub mod lowered;
 pub mod onnx;
 pub mod ops;
+pub mod pass;
