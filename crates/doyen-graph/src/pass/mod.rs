@@ -6,3 +6,4 @@
 
 pub mod dead;
 pub mod fold;
+pub mod lower;
