@@ -1,0 +1,207 @@
+//! A pinned fork-join pool.
+//!
+//! A step of the program is a sequence of short parallel regions, a few microseconds each, thousands per second. The
+//! pool is built for that: starting a region is one atomic increment, workers spin briefly before they sleep, and no
+//! region allocates or takes a lock (locks exist only on the sleeping and panicking paths). Spinning is bounded and
+//! is left out when there are more threads than CPUs, so an oversubscribed machine gets slower, not stuck.
+//!
+//! The affinity calls are in [`affinity`]; how work is cut is in [`split`]. The pool knows nothing of kernels.
+
+pub mod affinity;
+mod shared;
+mod split;
+#[cfg(test)]
+mod tests;
+
+pub use split::{Split, UnsafeSlice};
+
+use affinity::Cpu;
+use shared::{Shared, worker_main};
+use std::{
+    num::NonZeroUsize,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
+
+/// Why a pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The system refused a thread.
+    #[error("cannot start worker {worker} of {threads}: {source}; try fewer threads")]
+    Spawn {
+        /// The worker that was refused.
+        worker: usize,
+        /// Threads asked for, the caller included.
+        threads: usize,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The system refused to pin a thread.
+    #[error("cannot pin worker {worker} to CPU {cpu}: {source}; try without pinning")]
+    Pin {
+        /// The worker.
+        worker: usize,
+        /// The CPU it was to run on.
+        cpu: Cpu,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// A team of threads that runs one region at a time; the caller is worker 0.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Workers 1.., in order.
+    workers: Vec<JoinHandle<()>>,
+    /// The CPU meant for the caller, when the pool is pinned.
+    caller_cpu: Option<Cpu>,
+}
+
+impl Pool {
+    /// A pool of `threads`, the caller included, so that `threads - 1` are started.
+    ///
+    /// With `pin`, started workers are bound to one CPU each out of the set this process may use, whole cores before
+    /// their hyper-threads. Nothing is pinned when there are fewer CPUs than threads, or on systems other than Linux.
+    /// The caller's own thread is left alone (its children would inherit the binding); see [`Pool::pin_caller`].
+    ///
+    /// # Errors
+    /// When the system refuses a thread or the binding.
+    pub fn new(threads: NonZeroUsize, pin: bool) -> Result<Self, PoolError> {
+        let n = threads.get();
+        let cpus = affinity::allowed_cpus();
+        let oversubscribed = n > available_cpus(&cpus);
+        let pinned = pin && !oversubscribed && cpus.len() >= n;
+        let shared = Arc::new(Shared::new(n - 1, !oversubscribed));
+        let caller_cpu = pinned.then(|| cpus[0]);
+        let mut pool = Self { shared, workers: Vec::with_capacity(n - 1), caller_cpu };
+        let (report, reports) = mpsc::channel();
+        for worker in 1..n {
+            let shared = Arc::clone(&pool.shared);
+            let cpu = cpus.get(worker).copied().filter(|_| pinned);
+            let report = report.clone();
+            let handle = thread::Builder::new()
+                .name(format!("doyen-{worker}"))
+                .spawn(move || {
+                    let outcome = cpu.map_or(Ok(()), |cpu| {
+                        affinity::pin_current(cpu).map_err(|source| PoolError::Pin { worker, cpu, source })
+                    });
+                    // The pool waits for every report before it is handed out, so the receiver is there.
+                    let _ = report.send(outcome);
+                    drop(report);
+                    worker_main(&shared, worker);
+                })
+                .map_err(|source| PoolError::Spawn { worker, threads: n, source })?;
+            pool.workers.push(handle);
+        }
+        drop(report);
+        for outcome in reports {
+            outcome?;
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Whether workers are bound to CPUs.
+    pub fn is_pinned(&self) -> bool {
+        self.caller_cpu.is_some()
+    }
+
+    /// Binds the calling thread to the CPU the pool kept for worker 0; does nothing when the pool is not pinned.
+    ///
+    /// For a thread that does nothing but run regions of this pool: threads started from it later inherit the binding.
+    ///
+    /// # Errors
+    /// When the system refuses the binding.
+    pub fn pin_caller(&self) -> Result<(), PoolError> {
+        self.caller_cpu.map_or(Ok(()), |cpu| {
+            affinity::pin_current(cpu).map_err(|source| PoolError::Pin { worker: 0, cpu, source })
+        })
+    }
+
+    /// Calls `f(worker)` once for each worker `0 .. threads()`, in parallel, and returns when all are done.
+    ///
+    /// A region started while another one of this pool runs (from inside a region, or from another thread) is run by
+    /// its caller alone, one worker number after the other: same result, no parallelism, no deadlock.
+    ///
+    /// # Panics
+    /// With the payload of a panicking `f`, after every worker has finished; the pool stays usable.
+    pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() {
+            return f(0);
+        }
+        let Some(region) = self.shared.begin(f) else {
+            return (0..self.threads()).for_each(f);
+        };
+        for (slot, worker) in self.shared.slots.iter().zip(&self.workers) {
+            if slot.asleep.load(Ordering::SeqCst) && slot.asleep.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        let theirs = region.finish();
+        if let Some(payload) = own.err().or(theirs) {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Calls `f(i)` for each `i` in `0 .. n`; each worker takes one contiguous run, the same one every time.
+    pub fn for_each(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        if n <= 1 {
+            return (0..n).for_each(f);
+        }
+        let split = self.split(n, 1);
+        self.run(&|worker| split.range(worker).for_each(f));
+    }
+
+    /// Calls `f(i)` for each `i` in `0 .. n`; workers take the next one as they become free. For uneven work.
+    pub fn for_each_dynamic(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        if n <= 1 || self.workers.is_empty() {
+            return (0..n).for_each(f);
+        }
+        let next = AtomicUsize::new(0);
+        self.run(&|_| {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= n {
+                    break;
+                }
+                f(i);
+            }
+        });
+    }
+
+    /// `0 .. n` cut into one contiguous range per worker, at multiples of `granularity`.
+    pub fn split(&self, n: usize, granularity: usize) -> Split {
+        Split::new(n, granularity, self.threads())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // Panics of regions are caught and handed to `run`; the loop itself has none.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// CPUs this process may use, by the affinity mask or, where there is none, by the standard library's estimate.
+fn available_cpus(allowed: &[Cpu]) -> usize {
+    if allowed.is_empty() {
+        thread::available_parallelism().map_or(1, NonZeroUsize::get)
+    } else {
+        allowed.len()
+    }
+}
