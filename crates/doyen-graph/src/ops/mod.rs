@@ -127,9 +127,32 @@ macro_rules! ops {
     };
 }
 
+mod arith;
+mod compare;
+mod erf;
 mod identity;
+#[allow(dead_code)]
+mod strided;
+#[allow(dead_code)]
+mod token_axis;
+mod unary;
+#[allow(dead_code)]
+mod util;
+#[allow(dead_code)]
+mod value;
 
 ops! {
     /// Passes its input on.
     Identity(identity::Identity) "" [Identity],
+    /// Arithmetic of two inputs.
+    Binary(arith::Binary) "" [Add, Div, Mod, Mul, Pow, Sub],
+    /// Comparison or logic of two inputs.
+    Compare(compare::Compare) "" [And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Xor],
+    /// A function of each element.
+    Unary(unary::Unary) "" [
+        Abs, Ceil, Cos, Erf, Exp, Floor, Gelu, IsInf, IsNaN, Log, Neg, Not, Reciprocal, Relu, Round, Sigmoid, Sign,
+        Sin, Softplus, Sqrt, Swish, Tanh,
+    ],
+    /// A fold over any number of inputs.
+    Variadic(arith::Variadic) "" [Max, Mean, Min, Sum],
 }
