@@ -1,0 +1,98 @@
+//! Scales and zero points of a segment, widened to f32 from whatever type they are stored in.
+
+use doyen_tensor::{
+    FloatType, FloatView,
+    format::{Bits, QuantMatrix, ZeroPoints},
+};
+use std::arch::x86_64::*;
+
+/// Widens `len` numbers from `start` on into `out`, and eight zeros behind them.
+///
+/// # Panics
+/// When the view is too short, or `out` is shorter than `len + 8`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn widen(view: FloatView<'_>, start: usize, len: usize, out: &mut [f32]) {
+    let v = view.slice(start, len);
+    let out = &mut out[..len + 8];
+    let whole = len / 8 * 8;
+    for i in (0..whole).step_by(8) {
+        // SAFETY: elements i .. i + 8 are inside the view.
+        let x = unsafe { load8(v.float_type(), v.bytes().as_ptr().add(i * v.float_type().size())) };
+        // SAFETY: i + 8 <= len.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i), x) };
+    }
+    for (i, o) in out.iter_mut().enumerate().skip(whole) {
+        *o = if i < len { v.get(i) } else { 0.0 };
+    }
+}
+
+/// Eight numbers of a stored type as f32.
+///
+/// # Safety
+/// `p` points to eight elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in crate::kernel::linear) unsafe fn load8(ty: FloatType, p: *const u8) -> __m256 {
+    match ty {
+        // SAFETY: eight f32 are 32 bytes, by the caller's promise.
+        FloatType::F32 => unsafe { _mm256_loadu_ps(p.cast()) },
+        // SAFETY: eight f16 are 16 bytes, by the caller's promise.
+        FloatType::F16 => _mm256_cvtph_ps(unsafe { _mm_loadu_si128(p.cast()) }),
+        FloatType::BF16 => {
+            // SAFETY: eight bf16 are 16 bytes, by the caller's promise.
+            let half = unsafe { _mm_loadu_si128(p.cast()) };
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+        }
+    }
+}
+
+/// Zero points of blocks `start .. start + len` of row `n` into `out`, and zeros up to eight behind them.
+///
+/// # Panics
+/// When the matrix is not valid for them, or `out` is shorter than `len + 8`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn zero_points(w: &QuantMatrix<'_>, n: usize, start: usize, len: usize, out: &mut [f32]) {
+    match w.zero_points {
+        ZeroPoints::Default => {
+            out[..len].fill(f32::from(w.bits.default_zero_point()));
+            out[len..len + 8].fill(0.0);
+        }
+        ZeroPoints::Float(v) => widen(v, n * w.blocks() + start, len, out),
+        ZeroPoints::AcrossRows(_) => {
+            out[..len].fill(w.zero_point(n, 0));
+            out[len..len + 8].fill(0.0);
+        }
+        ZeroPoints::PerBlock { packed, row_bytes } => {
+            let row = &packed[n * row_bytes..(n + 1) * row_bytes];
+            for i in (0..len).step_by(8) {
+                let z = _mm256_cvtepi32_ps(eight_codes(w.bits, row, start + i));
+                let o = &mut out[i..i + 8];
+                // SAFETY: `o` is eight floats long.
+                unsafe { _mm256_storeu_ps(o.as_mut_ptr(), z) };
+            }
+            out[len..len + 8].fill(0.0);
+        }
+    }
+}
+
+/// Codes `i .. i + 8` of a packed row; those past its end are zero.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eight_codes(bits: Bits, row: &[u8], i: usize) -> __m256i {
+    let p = bits.per_byte();
+    let at = &row[i / p..];
+    let word = if let Some(eight) = at.first_chunk::<8>() {
+        u64::from_le_bytes(*eight)
+    } else {
+        let mut eight = [0u8; 8];
+        eight[..at.len()].copy_from_slice(at);
+        u64::from_le_bytes(eight)
+    };
+    let word = word >> (bits.get() * (i % p));
+    let (shifts, mask) = match bits {
+        Bits::B8 => return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(word as i64)),
+        Bits::B4 => (_mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 15),
+        Bits::B2 => (_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), 3),
+    };
+    let all = _mm256_set1_epi32(word as i32);
+    _mm256_and_si256(_mm256_srlv_epi32(all, shifts), _mm256_set1_epi32(mask))
+}

@@ -1,0 +1,202 @@
+//! Matrix products with stored weights: `y[t, n] = sum_k x[t, k] * W[n, k] + bias[n]`.
+//!
+//! Weights are read as they lie in the file (2/4/8-bit blocks, f32, f16, bf16); activations are laid out to meet them
+//! ([`super::quantize`]). Used by dense products, the head, the router and, expert by expert, by [`super::experts`].
+//!
+//! # Use
+//! * [`Linear::new`] chooses kernels for a [`Format`], a [`Mode`] and an [`Isa`] when a step is bound: one per
+//!   [`RowClass`], each a value with a name ([`Linear::kernel`]).
+//! * [`Linear::run`] does the whole product over a pool: it prepares the activations into the caller's scratch
+//!   ([`Linear::scratch_len`] bytes) and splits the rows of the weight over the threads.
+//! * Callers that split work themselves prepare rows with [`Linear::layout`], and call [`Linear::rows`] for ranges of
+//!   weight rows. [`Output`] is the shared result; [`Output::columns`] hands out disjoint column ranges.
+//!
+//! # Numerics
+//! [`Mode::Exact`]: weights are dequantized to `code - zero_point` in f32, products and sums are f32 (fused on
+//! vector paths), the scale is applied to the partial sums. [`Mode::Fast`]: activations are int8 codes with an f32 scale
+//! per 32 columns, sums within a group are exact integers, scales and zero points are applied in f32. Float weights
+//! have one numerics only: f32 products of the widened weights.
+//!
+//! For one (format, mode, ISA) an element of `y` is the result of one fixed sequence of operations that depends on
+//! its own row of `x` and of `W` only: number of tokens, row class, row range and threads do not change a bit.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_float;
+mod format;
+mod output;
+mod scalar;
+mod select;
+#[cfg(test)]
+mod tests;
+
+pub use format::{FloatMatrix, Format, Orientation, Weights};
+pub use output::{Columns, Output};
+pub use select::{Kernel, select};
+
+use super::quantize::{Layout, Prepared};
+use crate::{detect::Isa, pool::Pool, pool::UnsafeSlice};
+use doyen_tensor::{FloatView, TensorError};
+use std::ops::Range;
+
+/// Numerics of products with quantized weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Float activations.
+    Exact,
+    /// Int8 activations.
+    Fast,
+}
+
+/// How many tokens a call has; kernels differ in their register tiles only, never in their results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RowClass {
+    /// One token.
+    One,
+    /// 2 to 7 tokens.
+    Few,
+    /// 8 tokens and more.
+    Many,
+}
+
+impl RowClass {
+    /// All classes.
+    pub const ALL: [Self; 3] = [Self::One, Self::Few, Self::Many];
+
+    /// The class of a number of tokens.
+    pub const fn of(tokens: usize) -> Self {
+        match tokens {
+            0..=1 => Self::One,
+            2..=7 => Self::Few,
+            _ => Self::Many,
+        }
+    }
+}
+
+/// A product bound to a weight format: the layout of its activations and a kernel per row class.
+#[derive(Debug, Clone, Copy)]
+pub struct Linear {
+    format: Format,
+    layout: Layout,
+    kernels: [Kernel; 3],
+}
+
+impl Linear {
+    /// Chooses the kernels.
+    pub fn new(format: Format, mode: Mode, isa: Isa) -> Self {
+        let kernels = RowClass::ALL.map(|class| select(format, mode, isa, class));
+        Self { format, layout: select::layout(format, mode, isa), kernels }
+    }
+
+    /// The weight format this was made for.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How activations have to lie.
+    pub const fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The kernel of a row class.
+    pub const fn kernel(&self, class: RowClass) -> Kernel {
+        self.kernels[class as usize]
+    }
+
+    /// Bytes of scratch that [`Linear::run`] needs; `None` on overflow.
+    pub const fn scratch_len(&self, tokens: usize) -> Option<usize> {
+        self.layout.scratch_len(tokens)
+    }
+
+    /// Checks that a weight is valid and of the format this was made for.
+    ///
+    /// # Errors
+    /// Names what differs.
+    pub fn check(&self, weights: &Weights<'_>) -> Result<(), TensorError> {
+        weights.validate()?;
+        let found = weights.format();
+        if found == self.format {
+            Ok(())
+        } else {
+            Err(TensorError::Format(format!("kernel for {} given {found}", self.format)))
+        }
+    }
+
+    /// The columns of `out` (weight rows `out.range()`) for every prepared token.
+    ///
+    /// # Panics
+    /// When the weight fails [`Linear::check`], or activations, bias or output are not of its shape.
+    pub fn rows(
+        &self,
+        weights: &Weights<'_>,
+        acts: &Prepared<'_>,
+        bias: Option<FloatView<'_>>,
+        out: &mut Columns<'_>,
+    ) {
+        if let Err(e) = self.check(weights) {
+            panic!("{e}");
+        }
+        assert_eq!(acts.layout(), self.layout, "layout of the activations");
+        assert_eq!(acts.tokens(), out.tokens(), "tokens of activations and output");
+        assert!(out.range().end <= weights.rows(), "rows {:?} of {}", out.range(), weights.rows());
+        assert!(bias.is_none_or(|b| b.len() >= weights.rows()), "bias shorter than {} rows", weights.rows());
+        if acts.tokens() > 0 && !out.range().is_empty() {
+            self.kernel(RowClass::of(acts.tokens())).run(weights, acts, bias, out);
+        }
+    }
+
+    /// The whole product over the pool. `x` is `[tokens, cols]`, `y` has at least `tokens` rows and the weight's rows
+    /// as columns; `scratch` has [`Linear::scratch_len`] bytes.
+    ///
+    /// # Panics
+    /// As [`Linear::rows`], or when `x` or `scratch` is too short.
+    pub fn run(
+        &self,
+        pool: &Pool,
+        weights: &Weights<'_>,
+        x: &[f32],
+        bias: Option<FloatView<'_>>,
+        y: Output<'_>,
+        scratch: &mut [u8],
+    ) {
+        let acts = prepare(pool, self.layout, x, y.tokens(), scratch);
+        let split = pool.split(weights.rows(), self.granularity());
+        pool.run(&|worker| {
+            // SAFETY: the ranges of a split are disjoint, and `y` is used nowhere else meanwhile.
+            let mut columns = unsafe { y.columns(split.range(worker)) };
+            self.rows(weights, &acts, bias, &mut columns);
+        });
+    }
+
+    /// Rows a thread's share should be a multiple of: whole register tiles and whole cache lines of output.
+    pub const fn granularity(&self) -> usize {
+        16
+    }
+}
+
+/// Prepares `tokens` rows of `x` into `scratch`, by the pool when there are several.
+///
+/// # Panics
+/// When `x` or `scratch` is too short.
+pub fn prepare<'s>(
+    pool: &Pool,
+    layout: Layout,
+    x: &[f32],
+    tokens: usize,
+    scratch: &'s mut [u8],
+) -> Prepared<'s> {
+    let (cols, n) = (layout.cols(), layout.row_bytes());
+    let rows = UnsafeSlice::new(&mut *scratch);
+    pool.for_each(tokens, &|t| {
+        // SAFETY: every token has its own range.
+        let out = unsafe { rows.range(t * n..(t + 1) * n) };
+        layout.prepare(&x[t * cols..(t + 1) * cols], out);
+    });
+    Prepared::new(layout, tokens, scratch)
+}
+
+/// Whole ranges in steps: `(start, len)` with `len <= step`.
+fn tiles(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(step).map(move |i| i..(i + step).min(range.end))
+}

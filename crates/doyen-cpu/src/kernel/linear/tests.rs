@@ -1,0 +1,442 @@
+//! Every kernel against the f64 reference of the format, and against itself in other company.
+
+use super::*;
+use crate::kernel::quantize;
+use doyen_tensor::{
+    FloatType,
+    format::{Bits, QuantMatrix, ZeroPoints},
+};
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+/// Token counts that meet every row class and every remainder of the tiles.
+const TOKENS: [usize; 6] = [1, 2, 3, 5, 8, 17];
+
+/// A small deterministic generator: proptest shrinks its seed and the shapes, not thousands of numbers.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+    fn float(&mut self) -> f32 {
+        (self.next() % 20001) as f32 / 10000.0 - 1.0
+    }
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.next() as u8).collect()
+    }
+}
+
+fn store(ty: FloatType, values: &[f32], lead: usize) -> Vec<u8> {
+    let mut out = vec![0xFF; lead];
+    for &v in values {
+        match ty {
+            FloatType::F32 => out.extend(v.to_le_bytes()),
+            FloatType::F16 => out.extend(f16::from_f32(v).to_le_bytes()),
+            FloatType::BF16 => out.extend(bf16::from_f32(v).to_le_bytes()),
+        }
+    }
+    out
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Zero {
+    Default,
+    PerBlock,
+    AcrossRows,
+    Float(FloatType),
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    rows: usize,
+    cols: usize,
+    bits: Bits,
+    block: usize,
+    scale: FloatType,
+    zero: Zero,
+    /// Bytes before each tensor, so that nothing is aligned, and between rows of codes.
+    lead: usize,
+    gap: usize,
+    seed: u64,
+}
+
+/// Owns the bytes of a random matrix.
+struct Stored {
+    case: Case,
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    zeros: Vec<u8>,
+}
+
+impl Stored {
+    fn new(case: &Case) -> Self {
+        let mut rng = Rng(case.seed);
+        let blocks = case.cols.div_ceil(case.block);
+        let row = case.bits.packed_len(case.cols) + case.gap;
+        let codes = rng.bytes(case.lead + case.rows * row);
+        let scales = store(case.scale, &rng.floats(case.rows * blocks), case.lead);
+        let max = f32::from(case.bits.max_code());
+        let zeros = match case.zero {
+            Zero::Default => Vec::new(),
+            Zero::PerBlock => rng.bytes(case.lead + case.rows * case.bits.packed_len(blocks)),
+            Zero::AcrossRows => rng.bytes(case.lead + case.bits.packed_len(case.rows)),
+            Zero::Float(ty) => {
+                let z: Vec<f32> =
+                    rng.floats(case.rows * blocks).iter().map(|v| (v + 1.0) * 0.5 * max).collect();
+                store(ty, &z, case.lead)
+            }
+        };
+        Self { case: case.clone(), codes, scales, zeros }
+    }
+
+    fn matrix(&self) -> QuantMatrix<'_> {
+        let c = &self.case;
+        let zeros = self.zeros.get(c.lead..).unwrap_or_default();
+        let blocks = c.cols.div_ceil(c.block);
+        let m = QuantMatrix {
+            rows: c.rows,
+            cols: c.cols,
+            bits: c.bits,
+            block: c.block,
+            codes: &self.codes[c.lead..],
+            row_bytes: c.bits.packed_len(c.cols) + c.gap,
+            scales: FloatView::new(c.scale, &self.scales[c.lead..]).unwrap(),
+            zero_points: match c.zero {
+                Zero::Default => ZeroPoints::Default,
+                Zero::PerBlock => {
+                    ZeroPoints::PerBlock { packed: zeros, row_bytes: c.bits.packed_len(blocks) }
+                }
+                Zero::AcrossRows => ZeroPoints::AcrossRows(zeros),
+                Zero::Float(ty) => ZeroPoints::Float(FloatView::new(ty, zeros).unwrap()),
+            },
+        };
+        m.validate().unwrap();
+        m
+    }
+}
+
+fn float_types() -> impl Strategy<Value = FloatType> {
+    prop_oneof![Just(FloatType::F32), Just(FloatType::F16), Just(FloatType::BF16)]
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let zero = prop_oneof![
+        2 => Just(Zero::Default),
+        3 => Just(Zero::PerBlock),
+        1 => Just(Zero::AcrossRows),
+        1 => float_types().prop_map(Zero::Float),
+    ];
+    // Mostly the sizes vector kernels take; some that only the general path does; a few beyond a segment.
+    let block = prop_oneof![
+        8 => (4u32..10).prop_map(|b| Some(1usize << b)),
+        3 => Just(None),
+        2 => (16usize..200).prop_map(Some),
+    ];
+    let cols = prop_oneof![4 => 1usize..400, 3 => (1usize..12).prop_map(|c| 32 * c), 1 => 2000usize..4500];
+    (1usize..9, cols, 0usize..3, block, float_types(), zero, 0usize..5, 0usize..3, any::<u64>()).prop_map(
+        |(rows, cols, bits, block, scale, zero, lead, gap, seed)| {
+            let row_wise = matches!(zero, Zero::AcrossRows) || block.is_none();
+            let block = if row_wise { cols } else { block.unwrap_or(cols) };
+            Case { rows, cols, bits: Bits::ALL[bits], block, scale, zero, lead, gap, seed }
+        },
+    )
+}
+
+/// `sum |scale| (code + |zero|) |x|`: what the rounding of every intermediate value is relative to.
+fn magnitude(m: &QuantMatrix<'_>, n: usize, x: &[f64]) -> f64 {
+    (0..m.cols)
+        .map(|c| {
+            let b = c / m.block;
+            let code = f64::from(m.bits.code(m.row(n), c)) + f64::from(m.zero_point(n, b)).abs();
+            f64::from(m.scale(n, b)).abs() * code * x[c].abs()
+        })
+        .sum()
+}
+
+fn dot_f64(m: &QuantMatrix<'_>, n: usize, x: &[f64]) -> f64 {
+    (0..m.cols)
+        .map(|c| {
+            let b = c / m.block;
+            let q = f64::from(m.bits.code(m.row(n), c)) - f64::from(m.zero_point(n, b));
+            q * f64::from(m.scale(n, b)) * x[c]
+        })
+        .sum()
+}
+
+/// Roundings an element meets one after the other, at most: a lane's products, its spans, the adding up. The scalar
+/// path sums a block in one go, so its chain is the block's.
+fn chain(case: &Case) -> f64 {
+    let block = case.block.min(case.cols);
+    (block / 4 + case.cols.div_ceil(block) + case.cols / 32 + 32) as f64 * f64::from(f32::EPSILON)
+}
+
+fn product(
+    linear: &Linear,
+    w: &Weights<'_>,
+    x: &[f32],
+    tokens: usize,
+    bias: Option<FloatView<'_>>,
+) -> Vec<f32> {
+    let pool = Pool::new(std::num::NonZeroUsize::MIN, false).unwrap();
+    let mut y = vec![f32::NAN; tokens * w.rows()];
+    let mut scratch = vec![0xA5; linear.scratch_len(tokens).unwrap()];
+    let rows = w.rows();
+    linear.run(&pool, w, x, bias, Output::new(&mut y, tokens, rows), &mut scratch);
+    y
+}
+
+/// Activations as a fast product sees them: codes times scales, in f64.
+fn rounded(x: &[f32], block: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut value, mut scale) = (Vec::new(), Vec::new());
+    for xs in x.chunks(block) {
+        for group in xs.chunks(quantize::GROUP) {
+            let mut codes = [0i8; quantize::GROUP];
+            let s = quantize::int8_group(group, &mut codes[..group.len()]);
+            value.extend(codes[..group.len()].iter().map(|&q| f64::from(q) * f64::from(s)));
+            scale.extend(std::iter::repeat_n(f64::from(s), group.len()));
+        }
+    }
+    (value, scale)
+}
+
+/// Bitwise the same whatever the tokens, the row class and the range of rows.
+fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option<FloatView<'_>>) {
+    let (cols, rows) = (w.cols(), w.rows());
+    let all = x.len() / cols;
+    let alone: Vec<u32> = (0..all)
+        .flat_map(|t| product(linear, w, &x[t * cols..(t + 1) * cols], 1, bias))
+        .map(f32::to_bits)
+        .collect();
+    for tokens in TOKENS.into_iter().filter(|&t| t <= all) {
+        let y: Vec<u32> =
+            product(linear, w, &x[..tokens * cols], tokens, bias).into_iter().map(f32::to_bits).collect();
+        assert_eq!(
+            y,
+            alone[..tokens * rows],
+            "{tokens} tokens, {}",
+            linear.kernel(RowClass::of(tokens)).name()
+        );
+    }
+    let tokens = all.min(5);
+    let mut bytes = vec![0; linear.scratch_len(tokens).unwrap()];
+    let n = linear.layout().row_bytes();
+    for t in 0..tokens {
+        linear.layout().prepare(&x[t * cols..(t + 1) * cols], &mut bytes[t * n..(t + 1) * n]);
+    }
+    let acts = Prepared::new(linear.layout(), tokens, &bytes);
+    let mut y = vec![f32::NAN; tokens * rows];
+    let out = Output::new(&mut y, tokens, rows);
+    for cut in [0, 1, rows / 2, rows] {
+        for range in [0..cut, cut..rows] {
+            // SAFETY: one part at a time.
+            let mut part = unsafe { out.columns(range) };
+            linear.rows(w, &acts, bias, &mut part);
+        }
+        let y: Vec<u32> = (0..tokens)
+            // SAFETY: no other part is in use.
+            .flat_map(|t| unsafe { out.columns(0..rows) }.row(t, 0..rows).to_vec())
+            .map(f32::to_bits)
+            .collect();
+        assert_eq!(y, alone[..tokens * rows], "rows cut at {cut}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Exact mode: the error is at most the chain of roundings times what they are relative to. Codes are
+    /// centred before they are multiplied, so that is `sum |w x|` (and the rounding of a fractional zero point).
+    #[test]
+    fn exact_matches_the_reference(case in cases()) {
+        let stored = Stored::new(&case);
+        let m = stored.matrix();
+        let x = Rng(case.seed ^ 1).floats(case.cols * 2);
+        for isa in Isa::all() {
+            let linear = Linear::new(Weights::Int(m).format(), Mode::Exact, isa);
+            let y = product(&linear, &Weights::Int(m), &x, 2, None);
+            for (t, xs) in x.chunks(case.cols).enumerate() {
+                for n in 0..case.rows {
+                    let (found, expected) = (f64::from(y[t * case.rows + n]), m.dot_row(n, xs));
+                    let x64: Vec<f64> = xs.iter().map(|&v| f64::from(v)).collect();
+                    let of_products: f64 = (0..case.cols).map(|c| {
+                        let b = c / m.block;
+                        let zero = f64::from(m.zero_point(n, b));
+                        ((f64::from(m.bits.code(m.row(n), c)) - zero) * f64::from(m.scale(n, b)) * x64[c]).abs()
+                    }).sum();
+                    let fraction = if matches!(case.zero, Zero::Float(_)) {
+                        magnitude(&m, n, &x64) * f64::from(f32::EPSILON)
+                    } else {
+                        0.0
+                    };
+                    let bound = chain(&case) * of_products + fraction;
+                    prop_assert!((found - expected).abs() <= bound, "{isa}: {found} for {expected}, bound {bound}");
+                }
+            }
+        }
+    }
+
+    /// Fast mode equals, to f32 rounding, the product with activations that are quantized the same way; and differs
+    /// from the true one by at most half a step of each group's scale times the group's weights.
+    #[test]
+    fn fast_matches_quantized_activations(case in cases()) {
+        let stored = Stored::new(&case);
+        let m = stored.matrix();
+        let x = Rng(case.seed ^ 2).floats(case.cols * 2);
+        for isa in Isa::all() {
+            let linear = Linear::new(Weights::Int(m).format(), Mode::Fast, isa);
+            let y = product(&linear, &Weights::Int(m), &x, 2, None);
+            for (t, xs) in x.chunks(case.cols).enumerate() {
+                let (value, scale) = rounded(xs, case.block.min(case.cols));
+                for n in 0..case.rows {
+                    let found = f64::from(y[t * case.rows + n]);
+                    let expected = dot_f64(&m, n, &value);
+                    // Zero points are taken off at the end, so rounding is relative to codes and zero points apart.
+                    // At 8 bits both are taken relative to 128, which adds at most that much to each.
+                    let size = magnitude(&m, n, &value)
+                        + if case.bits == Bits::B8 { 2.0 * dot_abs_scale(&m, n, &value) * 128.0 } else { 0.0 };
+                    let bound = chain(&case) * size;
+                    prop_assert!((found - expected).abs() <= bound, "{isa}: {found} for {expected}, bound {bound}");
+                    let step: f64 = (0..case.cols).map(|c| {
+                        let b = c / m.block;
+                        let w = (f64::from(m.bits.code(m.row(n), c)) - f64::from(m.zero_point(n, b)))
+                            * f64::from(m.scale(n, b));
+                        0.5001 * scale[c] * w.abs()
+                    }).sum();
+                    prop_assert!((found - m.dot_row(n, xs)).abs() <= step + bound, "{isa}: beyond half a step");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn canonical_order_of_quantized_weights(case in cases(), with_bias in any::<bool>()) {
+        let stored = Stored::new(&case);
+        let w = Weights::Int(stored.matrix());
+        let mut rng = Rng(case.seed ^ 3);
+        let x = rng.floats(case.cols * TOKENS[5]);
+        let bias = store(FloatType::F16, &rng.floats(case.rows), 0);
+        let bias = FloatView::new(FloatType::F16, &bias).unwrap();
+        for isa in Isa::all() {
+            for mode in [Mode::Exact, Mode::Fast] {
+                same_in_any_company(&Linear::new(w.format(), mode, isa), &w, &x, with_bias.then_some(bias));
+            }
+        }
+    }
+
+    #[test]
+    fn float_weights(
+        rows in 1usize..70, cols in 1usize..150, gap in 0usize..3, lead in 0usize..4,
+        ty in float_types(), row_major in any::<bool>(), seed in any::<u64>(), with_bias in any::<bool>(),
+    ) {
+        let mut rng = Rng(seed);
+        let orientation = if row_major { Orientation::RowMajor } else { Orientation::ColumnMajor };
+        let (outer, inner) = if row_major { (rows, cols) } else { (cols, rows) };
+        let bytes = store(ty, &rng.floats(outer * (inner + gap)), lead);
+        let values = FloatView::new(ty, &bytes[lead..]).unwrap();
+        let m = FloatMatrix { rows, cols, orientation, stride: inner + gap, values };
+        let w = Weights::Float(m);
+        let x = rng.floats(cols * TOKENS[5]);
+        let bias = rng.floats(rows);
+        let stored = store(FloatType::F32, &bias, 0);
+        let view = with_bias.then_some(FloatView::new(FloatType::F32, &stored).unwrap());
+        for isa in Isa::all() {
+            let linear = Linear::new(w.format(), Mode::Exact, isa);
+            same_in_any_company(&linear, &w, &x, view);
+            let y = product(&linear, &w, &x[..cols], 1, view);
+            for n in 0..rows {
+                let terms = (0..cols).map(|k| f64::from(m.get(n, k)) * f64::from(x[k]));
+                let b = if with_bias { f64::from(bias[n]) } else { 0.0 };
+                let (expected, size) = terms.fold((b, b.abs()), |(s, a), t| (s + t, a + t.abs()));
+                // A chain of at most `cols` roundings, and the bias.
+                let bound = (cols + 8) as f64 * f64::from(f32::EPSILON) * size;
+                prop_assert!((f64::from(y[n]) - expected).abs() <= bound, "{isa}: {} for {expected}", y[n]);
+            }
+        }
+    }
+}
+
+/// `sum |scale x|`.
+fn dot_abs_scale(m: &QuantMatrix<'_>, n: usize, x: &[f64]) -> f64 {
+    (0..m.cols).map(|c| (f64::from(m.scale(n, c / m.block)) * x[c]).abs()).sum()
+}
+
+/// Contract section 0: codes 3, scales 1, zero points 1, 2, 3, 0, 2 over blocks of 16, ones: 112 at every width.
+#[test]
+fn worked_example() {
+    let scales = store(FloatType::F32, &[1.0; 5], 0);
+    for bits in Bits::ALL {
+        let (codes, zeros) = (bits.pack(&[3; 80]), bits.pack(&[1, 2, 3, 0, 2]));
+        let w = Weights::Int(QuantMatrix {
+            rows: 1,
+            cols: 80,
+            bits,
+            block: 16,
+            codes: &codes,
+            row_bytes: codes.len(),
+            scales: FloatView::new(FloatType::F32, &scales).unwrap(),
+            zero_points: ZeroPoints::PerBlock { packed: &zeros, row_bytes: zeros.len() },
+        });
+        for isa in Isa::all() {
+            for (mode, tolerance) in [(Mode::Exact, 0.0), (Mode::Fast, 1e-4)] {
+                let y = product(&Linear::new(w.format(), mode, isa), &w, &[1.0; 80], 1, None);
+                assert!((y[0] - 112.0).abs() <= tolerance, "{isa} {mode:?}: {}", y[0]);
+            }
+        }
+    }
+}
+
+/// A NaN or an infinity in the input is not turned into a plausible number.
+#[test]
+fn damage_shows() {
+    let case = Case {
+        rows: 2,
+        cols: 96,
+        bits: Bits::B4,
+        block: 32,
+        scale: FloatType::F32,
+        zero: Zero::Default,
+        lead: 0,
+        gap: 0,
+        seed: 5,
+    };
+    let stored = Stored::new(&case);
+    let w = Weights::Int(stored.matrix());
+    for isa in Isa::all() {
+        for mode in [Mode::Exact, Mode::Fast] {
+            for bad in [f32::NAN, f32::INFINITY] {
+                let mut x = vec![1.0; 96];
+                x[40] = bad;
+                let y = product(&Linear::new(w.format(), mode, isa), &w, &x, 1, None);
+                assert!(y.iter().all(|v| !v.is_finite()), "{isa} {mode:?}: {y:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_formats_are_named() {
+    let case = Case {
+        rows: 2,
+        cols: 64,
+        bits: Bits::B4,
+        block: 32,
+        scale: FloatType::F16,
+        zero: Zero::PerBlock,
+        lead: 0,
+        gap: 0,
+        seed: 9,
+    };
+    let stored = Stored::new(&case);
+    let m = stored.matrix();
+    let linear =
+        Linear::new(Weights::Int(QuantMatrix { block: 16, ..m }).format(), Mode::Fast, Isa::detect());
+    let e = linear.check(&Weights::Int(m)).unwrap_err().to_string();
+    assert_eq!(e, "kernel for int4 block 16 over 64 columns given int4 block 32 over 64 columns");
+    let short = QuantMatrix { rows: 3, ..m };
+    assert!(linear.check(&Weights::Int(short)).is_err());
+}
