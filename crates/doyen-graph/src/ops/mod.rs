@@ -141,6 +141,16 @@ mod util;
 #[allow(dead_code)]
 mod value;
 
+pub mod activation;
+mod args;
+mod experts;
+pub mod gather_block_quantized;
+pub mod matmul_nbits;
+pub mod moe;
+pub mod qmoe;
+pub mod quant;
+pub mod route;
+
 ops! {
     /// Passes its input on.
     Identity(identity::Identity) "" [Identity],
@@ -155,4 +165,13 @@ ops! {
     ],
     /// A fold over any number of inputs.
     Variadic(arith::Variadic) "" [Max, Mean, Min, Sum],
+
+    /// Mixture of experts over integer-quantized weights.
+    QMoe(qmoe::QMoe) "com.microsoft" [QMoE],
+    /// Mixture of experts over float weights.
+    Moe(moe::Moe) "com.microsoft" [MoE],
+    /// Product with a block-quantized weight.
+    MatMulNBits(matmul_nbits::MatMulNBits) "com.microsoft" [MatMulNBits],
+    /// Rows of a quantized table.
+    GatherBlockQuantized(gather_block_quantized::GatherBlockQuantized) "com.microsoft" [GatherBlockQuantized],
 }
