@@ -7,7 +7,7 @@ use std::{error::Error, fs, path::Path};
 const HEADER: &str = "\
 //! ONNX's protobuf messages. Generated from `tools/onnx-proto/onnx.proto` by `tools/onnx-proto`; do not edit.
 
-#![allow(missing_docs, clippy::pedantic, unused_qualifications)]
+#![allow(missing_docs, clippy::pedantic, clippy::enum_variant_names, unused_qualifications)]
 
 ";
 

@@ -1,6 +1,6 @@
 //! ONNX's protobuf messages. Generated from `tools/onnx-proto/onnx.proto` by `tools/onnx-proto`; do not edit.
 
-#![allow(missing_docs, clippy::pedantic, unused_qualifications)]
+#![allow(missing_docs, clippy::pedantic, clippy::enum_variant_names, unused_qualifications)]
 
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelProto {

@@ -1,0 +1,31 @@
+//! Read-only memory maps of package files. The only unsafe code of this crate.
+
+use bytes::Bytes;
+use memmap2::Mmap;
+use std::{fs::File, io, path::Path};
+
+/// The whole of a regular file, mapped; the mapping lives as long as any slice of it.
+///
+/// # Errors
+/// When the file cannot be opened or mapped, or is no regular file (a pipe or device has no end).
+#[allow(unsafe_code)]
+pub(super) fn map(path: &Path) -> io::Result<Bytes> {
+    // A pipe would block the open itself, so the kind is asked for first.
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    if metadata.len() == 0 {
+        return Ok(Bytes::new());
+    }
+    // SAFETY: The mapping is private and read-only, and its bytes are only handed out as `&[u8]` through `Bytes`,
+    // which owns the mapping. Another process that writes to the file while we run can change what we read and one
+    // that truncates it can kill us with SIGBUS; packages are replaced by renaming, never in place, and every value
+    // read from a mapping is checked where it is used, so no memory outside of it is ever reached.
+    let map = unsafe { Mmap::map(&file)? };
+    Ok(Bytes::from_owner(map))
+}
