@@ -1,7 +1,18 @@
 //! Kernels: one file or folder per operation, scalar and vector versions side by side.
 //!
 //! A kernel is chosen when a step is bound (by [`crate::detect::Isa`], format and shape class) and is a plain
-//! function from then on. The scalar version is written from the operator's contract and judges the others.
+//! function from then on. Simple loops have one body that is compiled once per instruction set (`multiversion`); hot
+//! ones are written out per instruction set. Either way the judge is a slow f64 evaluation of the operator's contract.
+//!
+//! Results do not depend on how many threads the pool has, nor on which other rows a call works on.
 
 pub mod linear;
+mod math;
+mod multiversion;
+pub mod norm;
 pub mod quantize;
+pub mod rotary;
+mod rows;
+#[cfg(test)]
+mod test_data;
+pub mod widen;
