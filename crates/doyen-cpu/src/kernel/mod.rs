@@ -6,12 +6,17 @@
 //!
 //! Results do not depend on how many threads the pool has, nor on which other rows a call works on.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod exp;
+pub mod experts;
+pub mod gather;
 pub mod linear;
 mod math;
 mod multiversion;
 pub mod norm;
 pub mod quantize;
 pub mod rotary;
+pub mod route;
 mod rows;
 #[cfg(test)]
 mod test_data;

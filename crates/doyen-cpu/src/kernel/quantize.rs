@@ -3,7 +3,7 @@
 //! Weights stay as they lie in the file, so the activations move: a [`Layout`] says what a kernel wants to find
 //! beside the packed codes, [`Layout::prepare`] writes one token's row in it. Kernels with the same layout share one
 //! prepared row (query, key and value projections; every expert of a bank). The vector version of the int8 and the
-//! permuted layouts is in [`avx2`]; the scalar functions here define the values, which are the same on every path.
+//! permuted layouts is in `avx2`; the scalar functions here define the values, which are the same on every path.
 //!
 //! # Int8 activations
 //! Columns are quantized in groups of at most 32 that begin anew at each weight block, so that a group has one weight
@@ -128,12 +128,13 @@ impl Layout {
     }
 }
 
-/// Prepared rows of several tokens.
+/// Prepared rows of several tokens, in order or picked by a list.
 #[derive(Debug, Clone, Copy)]
 pub struct Prepared<'a> {
     layout: Layout,
     tokens: usize,
     bytes: &'a [u8],
+    picked: Option<&'a [u32]>,
 }
 
 impl<'a> Prepared<'a> {
@@ -144,7 +145,26 @@ impl<'a> Prepared<'a> {
     pub fn new(layout: Layout, tokens: usize, bytes: &'a [u8]) -> Self {
         let need = layout.scratch_len(tokens);
         assert!(need.is_some_and(|n| n <= bytes.len()), "{tokens} prepared rows in {} bytes", bytes.len());
-        Self { layout, tokens, bytes }
+        Self { layout, tokens, bytes, picked: None }
+    }
+
+    /// The rows that `list` names, in its order.
+    ///
+    /// # Panics
+    /// When `list` names a row that is not there, or this set is already picked.
+    pub fn pick(&self, list: &'a [u32]) -> Self {
+        assert!(self.picked.is_none() && list.iter().all(|&t| (t as usize) < self.tokens), "picked rows");
+        Self { tokens: list.len(), picked: Some(list), ..*self }
+    }
+
+    /// Rows `range` of an unpicked set.
+    ///
+    /// # Panics
+    /// When there are no such rows, or this set is picked.
+    pub fn range(&self, range: std::ops::Range<usize>) -> Self {
+        assert!(self.picked.is_none() && range.end <= self.tokens, "rows {range:?} of {}", self.tokens);
+        let n = self.layout.row_bytes();
+        Self { tokens: range.len(), bytes: &self.bytes[range.start * n..range.end * n], ..*self }
     }
 
     /// How the rows lie.
@@ -161,20 +181,12 @@ impl<'a> Prepared<'a> {
     ///
     /// # Panics
     /// When there is no such row.
+    #[inline]
     pub fn row(&self, t: usize) -> &'a [u8] {
         assert!(t < self.tokens, "row {t} of {}", self.tokens);
+        let at = self.picked.map_or(t, |list| list[t] as usize);
         let n = self.layout.row_bytes();
-        &self.bytes[t * n..(t + 1) * n]
-    }
-
-    /// Rows `range` as their own set.
-    ///
-    /// # Panics
-    /// When there are no such rows.
-    pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.tokens, "rows {range:?} of {}", self.tokens);
-        let n = self.layout.row_bytes();
-        Self { layout: self.layout, tokens: range.len(), bytes: &self.bytes[range.start * n..range.end * n] }
+        &self.bytes[at * n..(at + 1) * n]
     }
 }
 

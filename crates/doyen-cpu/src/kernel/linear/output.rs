@@ -7,6 +7,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Output<'a> {
     cells: UnsafeSlice<'a, f32>,
+    first: usize,
     tokens: usize,
     width: usize,
     stride: usize,
@@ -30,7 +31,7 @@ impl<'a> Output<'a> {
         assert!(width <= stride, "{width} columns in rows of {stride}");
         let need = tokens.checked_sub(1).map_or(Some(0), |t| t.checked_mul(stride)?.checked_add(width));
         assert!(need.is_some_and(|n| n <= y.len()), "{tokens} rows of {width} in {} values", y.len());
-        Self { cells: UnsafeSlice::new(y), tokens, width, stride }
+        Self { cells: UnsafeSlice::new(y), first: 0, tokens, width, stride }
     }
 
     /// Number of rows.
@@ -41,6 +42,15 @@ impl<'a> Output<'a> {
     /// Number of columns.
     pub const fn width(&self) -> usize {
         self.width
+    }
+
+    /// Columns `range` as an output of their own, numbered from 0.
+    ///
+    /// # Panics
+    /// When there are no such columns.
+    pub fn window(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.width, "columns {range:?} of {}", self.width);
+        Self { first: self.first + range.start, width: range.len(), ..*self }
     }
 
     /// Columns `range` of rows `tokens`, to write.
@@ -57,7 +67,7 @@ impl<'a> Output<'a> {
             self.tokens
         );
         assert!(range.start <= range.end && range.end <= self.width, "columns {range:?} of {}", self.width);
-        Columns { cells: self.cells, stride: self.stride, tokens, range }
+        Columns { cells: self.cells, first: self.first, stride: self.stride, tokens, range }
     }
 
     /// Columns `range` of every row, to write.
@@ -77,6 +87,7 @@ impl<'a> Output<'a> {
 #[derive(Debug)]
 pub struct Columns<'a> {
     cells: UnsafeSlice<'a, f32>,
+    first: usize,
     stride: usize,
     tokens: Range<usize>,
     range: Range<usize>,
@@ -100,7 +111,7 @@ impl Columns<'_> {
     #[inline]
     pub fn row(&mut self, t: usize, range: Range<usize>) -> &mut [f32] {
         assert!(t < self.tokens.len() && self.range.start <= range.start && range.end <= self.range.end);
-        let start = (self.tokens.start + t) * self.stride;
+        let start = self.first + (self.tokens.start + t) * self.stride;
         // SAFETY: the elements are inside the part that this value holds exclusively, and it is borrowed mutably.
         unsafe { self.cells.range(start + range.start..start + range.end) }
     }

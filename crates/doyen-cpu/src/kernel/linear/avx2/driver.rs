@@ -142,12 +142,11 @@ fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
         unsafe { N::begin(&seg, panel) };
         let mut t = 0;
         while t < tokens.len() {
-            let left = tokens.len() - t;
-            let (acts, acc) = (job.acts.slice(tokens.start + t..tokens.end), &mut acc[t..]);
-            t += match left {
-                4.. if T >= 4 => token_tile::<N, R, 4>(&seg, panel, &acts, acc),
-                2.. if T >= 2 => token_tile::<N, R, 2>(&seg, panel, &acts, acc),
-                _ => token_tile::<N, R, 1>(&seg, panel, &acts, acc),
+            let (at, acc) = (tokens.start + t, &mut acc[t..]);
+            t += match tokens.len() - t {
+                4.. if T >= 4 => token_tile::<N, R, 4>(&seg, panel, job.acts, at, acc),
+                2.. if T >= 2 => token_tile::<N, R, 2>(&seg, panel, job.acts, at, acc),
+                _ => token_tile::<N, R, 1>(&seg, panel, job.acts, at, acc),
             };
         }
         first += seg.spans;
@@ -159,16 +158,17 @@ fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
     }
 }
 
-/// One tile over one segment; returns `T`.
+/// Tokens `at .. at + T` over one segment; returns `T`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn token_tile<N: Numerics, const R: usize, const T: usize>(
     seg: &RowTile<'_, R>,
     panel: &Panel,
     acts: &Prepared<'_>,
+    at: usize,
     acc: &mut [[__m256; R]],
 ) -> usize {
-    let rows = std::array::from_fn(|t| acts.row(t).as_ptr());
+    let rows = std::array::from_fn(|t| acts.row(at + t).as_ptr());
     if let Some(acc) = acc.first_chunk_mut::<T>() {
         // SAFETY: this function's own features, a validated matrix, and whole activation rows of the layout that was
         // chosen with the kernel.
