@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn runtime_defaults() {
-        let m = Manifest::parse(br#"{"search": {"max_length": 0, "top_p": 0, "random_seed": -1}, "x": 1}"#).unwrap();
+        let m = Manifest::parse(br#"{"search": {"max_length": 0, "top_p": 0, "random_seed": -1}, "x": 1}"#)
+            .unwrap();
         assert_eq!(m.search, Search::default());
     }
 

@@ -12,7 +12,7 @@ use crate::{
     pass::lower::LowerSpec,
 };
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 /// Why a package cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -194,7 +194,11 @@ fn model_file(source: &dyn PackageSource, manifest: &Manifest) -> Result<String,
     if let Some(name) = &manifest.decoder.filename {
         return Ok(name.clone());
     }
-    let names: Vec<String> = source.names()?.into_iter().filter(|n| n.ends_with(".onnx")).collect();
+    let names: Vec<String> = source
+        .names()?
+        .into_iter()
+        .filter(|n| Path::new(n).extension().is_some_and(|e| e == "onnx"))
+        .collect();
     let wrong = |reason| PackageError::Model { package: source.describe(), reason };
     match names.as_slice() {
         [] => Err(wrong("there is no .onnx file in it".into())),
@@ -213,7 +217,8 @@ fn prepacked(graph: &Graph, manifest: &Manifest) -> Option<String> {
     if !manifest.decoder.providers.iter().any(|p| p.eq_ignore_ascii_case("cuda")) {
         return None;
     }
-    let attr = |n: &crate::ir::Node, name: &str| n.attrs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.clone());
+    let attr =
+        |n: &crate::ir::Node, name: &str| n.attrs.iter().find(|(k, _)| *k == name).map(|(_, v)| v.clone());
     let suspicious = graph.nodes.iter().find(|n| {
         n.domain == "com.microsoft"
             && n.op_type == "QMoE"

@@ -64,9 +64,12 @@ pub enum PortError {
 pub fn derive(graph: &Graph, manifest: &Manifest) -> Result<LowerSpec, PortError> {
     let finder = Finder { graph, manifest };
     let input_ids = finder.token_ids()?;
-    let attention_mask = finder.named_or(&INPUT_MASK, |v| finder.is_index(v, 2..=2) && finder.says(v, "mask"))?;
-    let position_ids = finder.named_or(&INPUT_POSITIONS, |v| finder.is_index(v, 2..=3) && finder.says(v, "position"))?;
-    let taken: BTreeSet<ValueId> = [Some(input_ids), attention_mask, position_ids].into_iter().flatten().collect();
+    let attention_mask =
+        finder.named_or(&INPUT_MASK, |v| finder.is_index(v, 2..=2) && finder.says(v, "mask"))?;
+    let position_ids =
+        finder.named_or(&INPUT_POSITIONS, |v| finder.is_index(v, 2..=3) && finder.says(v, "position"))?;
+    let taken: BTreeSet<ValueId> =
+        [Some(input_ids), attention_mask, position_ids].into_iter().flatten().collect();
     let past: Vec<ValueId> = graph.inputs.iter().copied().filter(|v| !taken.contains(v)).collect();
     let logits = finder.named(&OUTPUT_LOGITS)?;
     let open: Vec<ValueId> = graph.outputs.iter().copied().filter(|&v| Some(v) != logits).collect();
@@ -104,7 +107,8 @@ const INPUT_MASK: Port = Port {
 };
 const INPUT_POSITIONS: Port =
     Port { what: "positions", kind: "input", key: "position_ids", path: "model.decoder.inputs.position_ids" };
-const OUTPUT_LOGITS: Port = Port { what: "logits", kind: "output", key: "logits", path: "model.decoder.outputs.logits" };
+const OUTPUT_LOGITS: Port =
+    Port { what: "logits", kind: "output", key: "logits", path: "model.decoder.outputs.logits" };
 
 struct Finder<'a> {
     graph: &'a Graph,
@@ -168,7 +172,9 @@ impl Finder<'_> {
             .copied()
             .filter(|v| {
                 let fact = &self.graph.value(*v).fact;
-                !presents.contains(v) && fact.dtype.is_none_or(DType::is_float) && fact.rank().is_none_or(|r| r == 3)
+                !presents.contains(v)
+                    && fact.dtype.is_none_or(DType::is_float)
+                    && fact.rank().is_none_or(|r| r == 3)
             })
             .collect();
         one_of(self.graph, &OUTPUT_LOGITS, &found)?.ok_or_else(|| PortError::Absent {
@@ -213,11 +219,11 @@ fn list(graph: &Graph, ports: &[ValueId]) -> String {
     if ports.is_empty() {
         return "none".into();
     }
-    let mut out = ports.iter().take(SHOWN).map(one).collect::<Vec<_>>().join(", ");
+    let mut shown: Vec<String> = ports.iter().take(SHOWN).map(one).collect();
     if ports.len() > SHOWN {
-        out.push_str(&format!(" and {} more", ports.len() - SHOWN));
+        shown.push(format!("and {} more", ports.len() - SHOWN));
     }
-    out
+    shown.join(", ")
 }
 
 /// Whether two ports can hold the same state: equal types, equal known extents.
@@ -225,7 +231,9 @@ fn same_layout(graph: &Graph, a: ValueId, b: ValueId) -> bool {
     let (a, b) = (&graph.value(a).fact, &graph.value(b).fact);
     let dtype = a.dtype.is_none() || b.dtype.is_none() || a.dtype == b.dtype;
     let shape = match (&a.shape, &b.shape) {
-        (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b): (&Dim, &Dim)| a.compatible(b)),
+        (Some(a), Some(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b): (&Dim, &Dim)| a.compatible(b))
+        }
         _ => true,
     };
     dtype && shape

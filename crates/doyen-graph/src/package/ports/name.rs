@@ -29,7 +29,8 @@ pub(super) fn signature(name: &str) -> Vec<String> {
             words.drain(..prefix.len());
         }
     }
-    let end = ["past", "present", "in", "out", "input", "output", "new", "updated", "next", "prev", "previous"];
+    let end =
+        ["past", "present", "in", "out", "input", "output", "new", "updated", "next", "prev", "previous"];
     words.retain(|w| !end.contains(&w.as_str()));
     words
 }

@@ -78,12 +78,14 @@ pub(super) fn pair(
 
 /// The operator that reads `past` as its state, and the output it writes the state to.
 fn owner(graph: &Graph, past: ValueId) -> Option<(usize, Kind, ValueId)> {
-    let (key, value) = (Kind::Half(Role::Key), Kind::Half(Role::Value));
-    let ports = |n: &Node| -> &[(usize, usize, Kind)] {
+    const KEY: Kind = Kind::Half(Role::Key);
+    const VALUE: Kind = Kind::Half(Role::Value);
+    // Input of the past, output of the present.
+    let ports = |n: &Node| -> &'static [(usize, usize, Kind)] {
         match n.op_type.as_str() {
-            "GroupQueryAttention" => &[(3, 1, key), (4, 2, value)],
-            "MultiHeadAttention" => &[(6, 1, key), (7, 2, value)],
-            "Attention" if n.domain.is_empty() => &[(4, 1, key), (5, 2, value)],
+            "GroupQueryAttention" => &[(3, 1, KEY), (4, 2, VALUE)],
+            "MultiHeadAttention" => &[(6, 1, KEY), (7, 2, VALUE)],
+            "Attention" if n.domain.is_empty() => &[(4, 1, KEY), (5, 2, VALUE)],
             "LinearAttention" | "CausalConvWithState" => &[(3, 1, Kind::Fixed)],
             _ => &[],
         }
@@ -139,7 +141,11 @@ fn by_name(
 }
 
 /// Pairs what is left in order, when there are as many outputs and each pair is alike.
-fn by_order(graph: &Graph, past: &[ValueId], outputs: &[ValueId]) -> Result<Vec<(ValueId, ValueId)>, PortError> {
+fn by_order(
+    graph: &Graph,
+    past: &[ValueId],
+    outputs: &[ValueId],
+) -> Result<Vec<(ValueId, ValueId)>, PortError> {
     if past.is_empty() {
         return Ok(Vec::new());
     }
@@ -177,9 +183,10 @@ fn describe(
     let template = |key: &str, default: &'static str| {
         name::template_layer(manifest.decoder.inputs.get(key).map_or(default, String::as_str), input)
     };
-    let by_template = template("past_key_names", "past_key_values.%d.key")
-        .map(|layer| (layer, Role::Key))
-        .or_else(|| template("past_value_names", "past_key_values.%d.value").map(|layer| (layer, Role::Value)));
+    let by_template =
+        template("past_key_names", "past_key_values.%d.key").map(|layer| (layer, Role::Key)).or_else(|| {
+            template("past_value_names", "past_key_values.%d.value").map(|layer| (layer, Role::Value))
+        });
     let layer = by_template.map(|(layer, _)| layer).or_else(|| name::layer(input));
     let kind = match owned {
         Some((_, kind)) => kind,

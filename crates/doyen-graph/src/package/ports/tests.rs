@@ -78,7 +78,10 @@ fn standard_names_need_no_manifest() {
     assert_eq!(spec.position_ids, None);
     assert_eq!(spec.states.len(), 2);
     match &spec.states[0].ports {
-        StatePorts::KeyValue(p) => assert_eq!((p.past_key.as_str(), p.present_value.as_str()), ("past_key_values.0.key", "present.0.value")),
+        StatePorts::KeyValue(p) => assert_eq!(
+            (p.past_key.as_str(), p.present_value.as_str()),
+            ("past_key_values.0.key", "present.0.value")
+        ),
         StatePorts::Fixed { .. } => panic!("{:?}", spec.states),
     }
     assert_eq!(spec.states[1].layer, 1);
@@ -113,12 +116,18 @@ fn what_cannot_be_told_apart_is_an_error() {
     assert!(matches!(e, PortError::Ambiguous { what: "token ids", .. }), "{e}");
 
     // State ports that nothing pairs.
-    let g = graph(&[("input_ids", I, &ids()), ("x", F, &cache()), ("z", F, &cache())], &[("logits", F, &logits()), ("q", F, &cache())]);
+    let g = graph(
+        &[("input_ids", I, &ids()), ("x", F, &cache()), ("z", F, &cache())],
+        &[("logits", F, &logits()), ("q", F, &cache())],
+    );
     let e = derive(&g, &Manifest::default()).unwrap_err();
     assert!(matches!(&e, PortError::State(m) if m.contains("\"x\"") && m.contains("\"q\"")), "{e}");
 
     // Paired in order, but nothing says which half is which.
-    let g = graph(&[("input_ids", I, &ids()), ("x", F, &cache())], &[("logits", F, &logits()), ("q", F, &cache())]);
+    let g = graph(
+        &[("input_ids", I, &ids()), ("x", F, &cache())],
+        &[("logits", F, &logits()), ("q", F, &cache())],
+    );
     let e = derive(&g, &Manifest::default()).unwrap_err();
     assert!(matches!(&e, PortError::State(m) if m.contains("unknown kind")), "{e}");
 
@@ -143,5 +152,8 @@ fn the_manifest_decides_and_may_not_lie() {
     assert_eq!(derive(&g, &named).unwrap().logits, "y");
     let lies = Manifest::parse(br#"{"model": {"decoder": {"outputs": {"logits": "nowhere"}}}}"#).unwrap();
     let e = derive(&g, &lies).unwrap_err().to_string();
-    assert!(e.contains("model.decoder.outputs.logits") && e.contains("nowhere") && e.contains("hidden"), "{e}");
+    assert!(
+        e.contains("model.decoder.outputs.logits") && e.contains("nowhere") && e.contains("hidden"),
+        "{e}"
+    );
 }
