@@ -9,7 +9,7 @@ use std::{fs::File, io, path::Path};
 /// # Errors
 /// When the file cannot be opened or mapped, or is no regular file (a pipe or device has no end).
 #[allow(unsafe_code)]
-pub(super) fn map(path: &Path) -> io::Result<Bytes> {
+pub fn map(path: &Path) -> io::Result<Bytes> {
     // A pipe would block the open itself, so the kind is asked for first.
     if !path.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

@@ -1,0 +1,134 @@
+//! Token embedding and output head, which may be one block of bytes.
+
+use super::{
+    Builder, Format, MS,
+    linear::{Extent, Matrix, scope},
+};
+use crate::{
+    ConvertError,
+    job::Rows,
+    options::{LayerFormats, Width},
+    report::Part,
+    store::{Consumer, Quantized},
+};
+use doyen_graph::ir::{Dim, Fact, ValueId};
+use doyen_tensor::format::Bits;
+
+const EMBED: &str = "model.embed_tokens";
+const HEAD: &str = "lm_head";
+
+/// The embedding as placed, for a head that shares it.
+pub(crate) struct Embedding {
+    /// Activations `[batch, sequence, hidden]`.
+    pub hidden: ValueId,
+    table: Table,
+}
+
+enum Table {
+    Float(ValueId),
+    Quantized { tensors: Quantized, bits: Bits, block: usize },
+}
+
+impl Builder<'_> {
+    /// Rows of the embedding for `input_ids`.
+    pub(crate) fn embedding(
+        &mut self,
+        input_ids: ValueId,
+        width: Width,
+        formats: &LayerFormats,
+    ) -> Result<Embedding, ConvertError> {
+        let (v, h) = (self.config.vocab, self.config.hidden);
+        let rows = vec![Rows::Tensor(self.take(&format!("{EMBED}.weight"), &[v, h])?)];
+        let at = scope(EMBED);
+        match width {
+            Width::Float => {
+                let name = format!("{EMBED}.weight");
+                let table =
+                    self.store.float(&mut self.graph, &name, self.dtype, &[v, h], rows, Part::Embedding);
+                let axis = [("axis", 0i64.into())];
+                let hidden = self.node(&at, ("", "Gather"), axis, &[Some(table), Some(input_ids)])?;
+                Ok(Embedding { hidden, table: Table::Float(table) })
+            }
+            Width::Bits(bits) => {
+                let spec = self.spec(bits, formats);
+                if !h.is_multiple_of(bits.per_byte()) {
+                    let expected =
+                        format!("a multiple of {}, to pack at {} bits", bits.per_byte(), bits.get());
+                    return Err(ConvertError::config("hidden_size", h, expected));
+                }
+                let tensors = self.store.quantized(
+                    &mut self.graph,
+                    EMBED,
+                    spec,
+                    Consumer::Gather,
+                    rows,
+                    Part::Embedding,
+                );
+                let attrs = [
+                    ("bits", (bits.get() as i64).into()),
+                    ("block_size", (spec.block as i64).into()),
+                    ("gather_axis", 0i64.into()),
+                    ("quantize_axis", 1i64.into()),
+                ];
+                let Quantized { codes, scales, zero_points } = tensors;
+                let inputs = [Some(codes), Some(input_ids), Some(scales), zero_points];
+                let hidden = self.node(&at, (MS, "GatherBlockQuantized"), attrs, &inputs)?;
+                Ok(Embedding { hidden, table: Table::Quantized { tensors, bits, block: spec.block } })
+            }
+        }
+    }
+
+    /// The `logits` output `[batch, sequence, vocab]` of normed activations.
+    pub(crate) fn head(
+        &mut self,
+        x: ValueId,
+        embedding: &Embedding,
+        width: Width,
+        formats: &LayerFormats,
+    ) -> Result<(), ConvertError> {
+        let extent = Extent { n: self.config.vocab, k: self.config.hidden };
+        let shared = if self.config.tied { self.shared(embedding, width)? } else { None };
+        let matrix = if let Some(matrix) = shared {
+            matrix
+        } else {
+            let module = if self.config.tied { EMBED } else { HEAD };
+            let weight = self.take(&format!("{module}.weight"), &[extent.n, extent.k])?;
+            self.matrix(HEAD, vec![weight], extent, Format { width, layer: formats, part: Part::Head })
+        };
+        let logits = self.multiply(&scope(HEAD), "logits", x, &matrix, (extent, None))?;
+        let shape = [Dim::from("batch_size"), Dim::from("sequence_length"), extent.n.into()];
+        self.graph.value_mut(logits).fact = Fact::new(self.dtype.dtype(), shape);
+        // The logits come first, before the caches that layers have added.
+        self.graph.outputs.insert(0, logits);
+        Ok(())
+    }
+
+    /// The embedding's bytes as the head's matrix, where both formats say the same. GatherBlockQuantized reads
+    /// `[V, bytes]`, MatMulNBits `[V, blocks, bytes of a block]`: the same bytes when blocks divide a row.
+    fn shared(&mut self, embedding: &Embedding, width: Width) -> Result<Option<Matrix>, ConvertError> {
+        let h = self.config.hidden;
+        let why = match (&embedding.table, width) {
+            (Table::Float(table), Width::Float) => return Ok(Some(Matrix::Float(*table))),
+            (Table::Quantized { tensors, bits, block }, Width::Bits(head)) if head == *bits => {
+                if h.is_multiple_of(*block) {
+                    let (blocks, bytes) = (h / block, bits.packed_len(*block));
+                    let shape = [self.config.vocab as i64, blocks as i64, bytes as i64];
+                    let shape = self.ints("/lm_head/constants/shape", &shape)?;
+                    let inputs = [Some(tensors.codes), Some(shape)];
+                    let codes = self.node(&scope(HEAD), ("", "Reshape"), [], &inputs)?;
+                    let tensors = Quantized { codes, ..*tensors };
+                    return Ok(Some(Matrix::Quantized { tensors, bits: *bits, block: *block }));
+                }
+                format!("block {block} does not divide hidden_size = {h}")
+            }
+            (Table::Float(_), Width::Bits(b)) => {
+                format!("the embedding is float, the head has {} bits", b.get())
+            }
+            (Table::Quantized { bits, .. }, head) => {
+                format!("the embedding has {} bits, the head is {head}", bits.get())
+            }
+        };
+        self.notices.push(format!("embedding and head are tied in the checkpoint, stored twice here: {why}"));
+        Ok(None)
+    }
+}

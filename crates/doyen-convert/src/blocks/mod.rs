@@ -1,0 +1,109 @@
+//! One recipe per building block; each takes values of the graph under construction and adds its nodes and weights.
+//!
+//! A recipe knows the checkpoint's tensor names and the operators' ports; it reads no weights (that is `job`) and
+//! knows no files. `graph` puts the blocks together. Names of values follow the checkpoint's, so that errors, `show`
+//! and the data file speak of the same things.
+
+pub(crate) mod attention;
+pub(crate) mod embedding;
+pub(crate) mod linear;
+pub(crate) mod mlp;
+pub(crate) mod moe;
+pub(crate) mod norm;
+
+use crate::{
+    ConvertError,
+    config::ModelConfig,
+    job::Rows,
+    options::{LayerFormats, Width},
+    quant::QuantSpec,
+    report::Part,
+    source::{Checkpoint, Weight},
+    store::Store,
+};
+use doyen_graph::ir::{Attr, Attrs, Graph, ValueId};
+use doyen_tensor::{FloatType, Tensor, format::Bits};
+
+/// Operator domain of the fused operators.
+pub(crate) const MS: &str = "com.microsoft";
+
+/// The graph under construction, with what recipes need to extend it.
+pub(crate) struct Builder<'a> {
+    pub graph: Graph,
+    pub store: Store,
+    pub checkpoint: &'a mut Checkpoint,
+    pub config: &'a ModelConfig,
+    /// Type of activations, scales and float weights.
+    pub dtype: FloatType,
+    pub notices: Vec<String>,
+}
+
+impl Builder<'_> {
+    /// A node named by its place (`/model/layers.0/mlp/gate_proj/MatMul`) with one output.
+    pub(crate) fn node<const N: usize>(
+        &mut self,
+        scope: &str,
+        op: (&str, &str),
+        attrs: [(&str, Attr); N],
+        inputs: &[Option<ValueId>],
+    ) -> Result<ValueId, ConvertError> {
+        let name = format!("{scope}/{}", op.1);
+        let output = format!("{name}/output_0");
+        let [value] = self.named_node(&name, op, attrs.into(), inputs, [&output])?;
+        Ok(value)
+    }
+
+    /// A node whose outputs are named by the caller; an empty name is an output that nobody wants.
+    pub(crate) fn named_node<const N: usize>(
+        &mut self,
+        name: &str,
+        op: (&str, &str),
+        attrs: Attrs,
+        inputs: &[Option<ValueId>],
+        outputs: [&str; N],
+    ) -> Result<[ValueId; N], ConvertError> {
+        let used = inputs.iter().rposition(Option::is_some).map_or(0, |i| i + 1);
+        let made = self.graph.add_node(name, op, attrs, &inputs[..used], &outputs)?;
+        let mut values = [ValueId(0); N];
+        values.copy_from_slice(&made);
+        Ok(values)
+    }
+
+    /// A small int64 constant, kept in the model file.
+    pub(crate) fn ints(&mut self, name: &str, values: &[i64]) -> Result<ValueId, ConvertError> {
+        if let Some(id) = self.graph.find(name) {
+            return Ok(id);
+        }
+        let tensor = Tensor::from_slice([values.len()], values)
+            .map_err(|e| doyen_graph::ir::GraphError::Graph(e.to_string()))?;
+        Ok(self.graph.add_constant(name, tensor))
+    }
+
+    /// A tensor of the checkpoint.
+    pub(crate) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ConvertError> {
+        self.checkpoint.take(name, shape)
+    }
+
+    /// A vector of the checkpoint as a float initializer of the same name.
+    pub(crate) fn vector(&mut self, name: &str, len: usize, part: Part) -> Result<ValueId, ConvertError> {
+        let rows = vec![Rows::Tensor(self.take(name, &[len])?)];
+        Ok(self.store.float(&mut self.graph, name, self.dtype, &[len], rows, part))
+    }
+
+    pub(crate) fn spec(&self, bits: Bits, formats: &LayerFormats) -> QuantSpec {
+        QuantSpec {
+            bits,
+            block: formats.block.columns(),
+            zero_points: formats.zero_points,
+            scale_type: self.dtype,
+        }
+    }
+}
+
+/// How one projection is stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Format<'a> {
+    pub width: Width,
+    pub layer: &'a LayerFormats,
+    pub part: Part,
+}

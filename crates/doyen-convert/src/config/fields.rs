@@ -1,0 +1,138 @@
+//! Typed access to a JSON object; every error names field, value and what would be accepted.
+
+use crate::ConvertError;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// The fields of a JSON object. `null` is the same as absent.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields {
+    map: Map<String, Value>,
+    prefix: String,
+}
+
+/// Extents beyond this are typing errors or attacks, and their products could overflow.
+const LARGEST: u64 = 1 << 31;
+
+impl Fields {
+    pub(crate) fn read(path: &Path) -> Result<Self, ConvertError> {
+        let text = std::fs::read(path).map_err(ConvertError::read(path))?;
+        match serde_json::from_slice(&text) {
+            Ok(Value::Object(map)) => Ok(Self::new(map)),
+            Ok(_) => Err(ConvertError::file(path, "expected a JSON object")),
+            Err(e) => Err(ConvertError::file(path, format!("not JSON: {e}"))),
+        }
+    }
+
+    pub(crate) const fn new(map: Map<String, Value>) -> Self {
+        Self { map, prefix: String::new() }
+    }
+
+    /// The object in this field, whose own fields are then named `field.name` in errors.
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Self>, ConvertError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                Ok(Some(Self { map: map.clone(), prefix: format!("{}{name}.", self.prefix) }))
+            }
+            Some(v) => Err(self.wrong(name, v, "an object")),
+        }
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    pub(crate) fn value(&self, name: &str) -> Option<&Value> {
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    pub(crate) fn wrong(
+        &self,
+        name: &str,
+        found: impl std::fmt::Display,
+        expected: impl Into<String>,
+    ) -> ConvertError {
+        ConvertError::config(format!("{}{name}", self.prefix), found, expected)
+    }
+
+    fn absent(&self, name: &str, expected: &str) -> ConvertError {
+        self.wrong(name, "absent", expected)
+    }
+
+    pub(crate) fn string(&self, name: &str) -> Result<Option<&str>, ConvertError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(v) => Err(self.wrong(name, v, "a string")),
+        }
+    }
+
+    pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ConvertError> {
+        match self.value(name) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(v) => Err(self.wrong(name, v, "true or false")),
+        }
+    }
+
+    /// A positive extent; required.
+    pub(crate) fn size(&self, name: &str) -> Result<usize, ConvertError> {
+        self.optional_size(name)?.ok_or_else(|| self.absent(name, "a positive integer"))
+    }
+
+    /// A positive extent of at most `most`; required.
+    pub(crate) fn size_up_to(&self, name: &str, most: usize) -> Result<usize, ConvertError> {
+        match self.size(name)? {
+            n if n <= most => Ok(n),
+            n => Err(self.wrong(name, n, format!("at most {most}"))),
+        }
+    }
+
+    /// A positive extent, if there is one.
+    pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>, ConvertError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(v) => match v.as_u64() {
+                Some(n) if (1..=LARGEST).contains(&n) => Ok(Some(n as usize)),
+                _ => Err(self.wrong(name, v, "a positive integer")),
+            },
+        }
+    }
+
+    /// An index or a count that may be 0.
+    pub(crate) fn count(&self, name: &str, default: usize) -> Result<usize, ConvertError> {
+        match self.value(name) {
+            None => Ok(default),
+            Some(v) => match v.as_u64() {
+                Some(n) if n <= LARGEST => Ok(n as usize),
+                _ => Err(self.wrong(name, v, "an integer of 0 or more")),
+            },
+        }
+    }
+
+    /// A list of indices; empty when absent.
+    pub(crate) fn indices(&self, name: &str) -> Result<Vec<usize>, ConvertError> {
+        let Some(v) = self.value(name) else { return Ok(Vec::new()) };
+        v.as_array()
+            .and_then(|a| a.iter().map(|i| i.as_u64().map(|i| i as usize)).collect())
+            .ok_or_else(|| self.wrong(name, v, "a list of integers"))
+    }
+
+    /// A finite number, if there is one.
+    pub(crate) fn float(&self, name: &str) -> Result<Option<f64>, ConvertError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(v) => v.as_f64().map(Some).ok_or_else(|| self.wrong(name, v, "a number")),
+        }
+    }
+
+    /// A number above 0; required without a default.
+    pub(crate) fn positive_float(&self, name: &str, default: Option<f64>) -> Result<f64, ConvertError> {
+        match self.float(name)?.or(default) {
+            None => Err(self.absent(name, "a number above 0")),
+            Some(x) if x > 0.0 => Ok(x),
+            Some(x) => Err(self.wrong(name, x, "a number above 0")),
+        }
+    }
+}

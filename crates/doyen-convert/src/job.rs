@@ -1,0 +1,162 @@
+//! Making the bytes of weights: rows of f32 in, packed or narrowed bytes with their place in the file out.
+//!
+//! A job covers one source tensor (or a gate and up pair); `write` runs it in chunks of rows, so that memory is bounded
+//! by a chunk and not by a tensor. Jobs know nothing of files or graphs.
+
+use crate::{
+    ConvertError,
+    quant::{Layout, QuantSpec, narrow},
+    source::Weight,
+};
+use doyen_tensor::FloatType;
+use std::{ops::Range, sync::Arc};
+
+/// Where rows come from.
+#[derive(Debug, Clone)]
+pub(crate) enum Rows {
+    /// A tensor of the checkpoint.
+    Tensor(Weight),
+    /// Rows of two tensors in turn: row `2i` is row `i` of the first, row `2i + 1` row `i` of the second (fused SwiGLU).
+    Interleaved(Weight, Weight),
+    /// Cosines or sines of rotary angles, one position a row.
+    Rotary { frequencies: Arc<[f32]>, factor: f32, positions: usize, sine: bool },
+}
+
+/// What becomes of the rows, and where the results go in the data file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sink {
+    Float { ty: FloatType, at: u64 },
+    Quantized { spec: QuantSpec, layout: Layout, codes: u64, scales: u64, zero_points: Option<u64> },
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub rows: Rows,
+    pub sink: Sink,
+}
+
+/// Bytes and the file offset they belong at.
+pub(crate) type Placed = (u64, Vec<u8>);
+
+/// Chunks start at multiples of this many rows: eight 2-bit zero points packed across rows fill two whole bytes, and
+/// interleaved rows stay in pairs.
+const ROW_STEP: usize = 8;
+
+/// Values of a chunk: 1 MiB of f32, a few times the cache that one core works in.
+const CHUNK_VALUES: usize = 1 << 18;
+
+impl Rows {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Tensor(w) => w.rows(),
+            Self::Interleaved(a, b) => a.rows() + b.rows(),
+            Self::Rotary { positions, .. } => *positions,
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Tensor(w) | Self::Interleaved(w, _) => w.cols(),
+            Self::Rotary { frequencies, .. } => frequencies.len(),
+        }
+    }
+
+    /// What is being read, for progress.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Tensor(w) | Self::Interleaved(w, _) => w.name(),
+            Self::Rotary { .. } => "rotary caches",
+        }
+    }
+
+    /// Bytes read from the checkpoint.
+    pub(crate) fn source_bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(w) => w.source_bytes(),
+            Self::Interleaved(a, b) => a.source_bytes() + b.source_bytes(),
+            Self::Rotary { .. } => 0,
+        }
+    }
+
+    fn read(&self, rows: Range<usize>) -> Result<Vec<f32>, ConvertError> {
+        let mut out = Vec::with_capacity(rows.len() * self.cols());
+        match self {
+            Self::Tensor(w) => w.read_rows(rows, &mut out)?,
+            Self::Interleaved(a, b) => {
+                for row in rows {
+                    let source = if row % 2 == 0 { a } else { b };
+                    source.read_rows(row / 2..row / 2 + 1, &mut out)?;
+                }
+            }
+            Self::Rotary { frequencies, factor, sine, .. } => {
+                for position in rows {
+                    out.extend(frequencies.iter().map(|&f| {
+                        let angle = f64::from(position as f32 * f);
+                        let value = if *sine { angle.sin() } else { angle.cos() };
+                        value as f32 * factor
+                    }));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The tensor that row `row` came from, and the row's number there.
+    fn origin(&self, row: usize) -> (&str, usize) {
+        match self {
+            Self::Interleaved(a, b) => (if row.is_multiple_of(2) { a.name() } else { b.name() }, row / 2),
+            Self::Tensor(_) | Self::Rotary { .. } => (self.name(), row),
+        }
+    }
+}
+
+impl Job {
+    /// The row ranges to run, in order.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = self.rows.rows();
+        let step = (CHUNK_VALUES / self.rows.cols().max(1)).next_multiple_of(ROW_STEP).max(ROW_STEP);
+        (0..rows).step_by(step).map(move |start| start..(start + step).min(rows))
+    }
+
+    /// Reads and converts a chunk.
+    pub(crate) fn run(&self, rows: Range<usize>) -> Result<Vec<Placed>, ConvertError> {
+        let cols = self.rows.cols();
+        let start = rows.start;
+        let values = self.rows.read(rows)?;
+        match self.sink {
+            Sink::Float { ty, at } => {
+                let mut out = Vec::with_capacity(values.len() * ty.size());
+                narrow(ty, &values, &mut out).map_err(|i| {
+                    let (name, row) = self.rows.origin(start + i / cols);
+                    let (value, col) = (values[i], i % cols);
+                    overflow(name, &format!("{value} at [{row},{col}]"), ty)
+                })?;
+                Ok(vec![(at + (start * cols * ty.size()) as u64, out)])
+            }
+            Sink::Quantized { spec, layout, codes, scales, zero_points } => {
+                let packed = spec.pack(&values, cols, layout).map_err(|e| {
+                    let (name, row) = self.rows.origin(start + e.row);
+                    overflow(name, &format!("the scale {} of row {row}", e.scale), spec.scale_type)
+                })?;
+                let row_scales = spec.blocks(cols) * spec.scale_type.size();
+                let mut out = vec![
+                    (codes + (start * spec.code_row_bytes(cols, layout)) as u64, packed.codes),
+                    (scales + (start * row_scales) as u64, packed.scales),
+                ];
+                if let Some(at) = zero_points {
+                    let before = spec.zero_point_bytes(start, cols, layout) as u64;
+                    out.push((at + before, packed.zero_points));
+                }
+                Ok(out)
+            }
+        }
+    }
+}
+
+fn overflow(name: &str, what: &str, ty: FloatType) -> ConvertError {
+    let wider = match ty {
+        FloatType::F16 => "--dtype bf16 or f32",
+        FloatType::BF16 | FloatType::F32 => "--dtype f32",
+    };
+    ConvertError::tensor(name, format!("{what} does not fit {}; convert with {wider}", ty.dtype()))
+}

@@ -1,0 +1,172 @@
+//! `genai_config.json` in the form of ONNX Runtime GenAI, the model's metadata, and the files copied as they are.
+
+use crate::{
+    ConvertError,
+    config::ModelConfig,
+    options::{ExpertWidths, LayerFormats, Options},
+};
+use serde_json::{Map, Value, json};
+use std::{collections::BTreeMap, path::Path};
+
+/// Files that say how text becomes tokens and back, copied when the checkpoint has them.
+const COPIED: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// The manifest's bytes.
+pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
+    let tokens = &config.tokens;
+    let eos: Vec<u32> = tokens.eos.iter().map(|t| t.0).collect();
+    let mut model = Map::new();
+    if let Some(bos) = tokens.bos {
+        model.insert("bos_token_id".into(), bos.0.into());
+    }
+    model.insert("context_length".into(), config.max_positions.into());
+    model.insert(
+        "decoder".into(),
+        json!({
+            "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+            "filename": "model.onnx",
+            "head_size": config.attention.head_dim,
+            "hidden_size": config.hidden,
+            "inputs": {
+                "input_ids": "input_ids",
+                "attention_mask": "attention_mask",
+                "past_key_names": "past_key_values.%d.key",
+                "past_value_names": "past_key_values.%d.value",
+            },
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+            "num_attention_heads": config.attention.heads,
+            "num_hidden_layers": config.layers.len(),
+            "num_key_value_heads": config.attention.kv_heads,
+        }),
+    );
+    match eos.as_slice() {
+        [] => None,
+        [one] => model.insert("eos_token_id".into(), (*one).into()),
+        many => model.insert("eos_token_id".into(), many.into()),
+    };
+    // As the builder of ONNX Runtime GenAI does where a model has no padding token.
+    if let Some(pad) = tokens.pad.map(|t| t.0).or(eos.first().copied()) {
+        model.insert("pad_token_id".into(), pad.into());
+    }
+    model.insert("type".into(), config.family.genai_type().into());
+    model.insert("vocab_size".into(), config.vocab.into());
+    let mut search = json!({
+        "diversity_penalty": 0.0,
+        "do_sample": false,
+        "early_stopping": true,
+        "length_penalty": 1.0,
+        "max_length": config.max_positions,
+        "min_length": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beams": 1,
+        "num_return_sequences": 1,
+        "past_present_share_buffer": true,
+        "repetition_penalty": 1.0,
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+    });
+    for (name, value) in &tokens.sampling {
+        search[name] = value.clone();
+    }
+    let mut out = format!("{:#}", json!({"model": model, "search": search})).into_bytes();
+    out.push(b'\n');
+    out
+}
+
+/// What the manifest's form has no place for, as properties of the model: where it comes from and how it is stored.
+pub(crate) fn metadata(
+    config: &ModelConfig,
+    options: &Options,
+    layers: &[LayerFormats],
+) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    let mut set = |key: &str, value: String| out.insert(format!("doyen.{key}"), value);
+    set("producer_version", env!("CARGO_PKG_VERSION").into());
+    set("source.architecture", config.architecture.clone());
+    set("dtype", options.dtype.dtype().to_string());
+    set("embed", options.embed.to_string());
+    set("lm_head", options.lm_head.to_string());
+    set("layers", runs(config, layers));
+    out
+}
+
+/// Formats of all layers as `--layers` takes them, equal neighbours in one range.
+fn runs(config: &ModelConfig, layers: &[LayerFormats]) -> String {
+    let one = |i: usize| {
+        let l = &layers[i];
+        let ffn = if config.layers[i].moe {
+            let experts = match l.experts {
+                ExpertWidths::Bits { fc1, fc2 } => format!("fc1={},fc2={}", fc1.get(), fc2.get()),
+                ExpertWidths::Float => "experts=float".into(),
+            };
+            format!("{experts},router={}", l.router)
+        } else {
+            format!("mlp={}", l.mlp)
+        };
+        let zero_points = if l.zero_points { "on" } else { "off" };
+        format!("{ffn},attention={},block={},zero-points={zero_points}", l.attention, l.block)
+    };
+    let mut out: Vec<String> = Vec::new();
+    let mut start = 0;
+    for end in 1..=layers.len() {
+        let text = one(start);
+        if end == layers.len() || one(end) != text {
+            let range = if end - start == 1 { start.to_string() } else { format!("{start}-{}", end - 1) };
+            out.push(format!("{range}:{text}"));
+            start = end;
+        }
+    }
+    out.join(";")
+}
+
+/// Reads the files to copy, so that an unreadable one is known before any weight is converted.
+pub(crate) fn copied_files(
+    checkpoint: &Path,
+    notices: &mut Vec<String>,
+) -> Result<Vec<(&'static str, Vec<u8>)>, ConvertError> {
+    let mut out = Vec::new();
+    for name in COPIED {
+        let path = checkpoint.join(name);
+        if !path.exists() {
+            match name {
+                "tokenizer.json" => {
+                    let needed = "a package holds its tokenizer; save the checkpoint with its fast tokenizer";
+                    return Err(ConvertError::Missing { path, needed: needed.into() });
+                }
+                "tokenizer_config.json" => notices.push(format!(
+                    "the checkpoint has no {name}: the package has no chat template unless {} is there, and other \
+                     runtimes may want the file",
+                    COPIED[3]
+                )),
+                _ => {}
+            }
+            continue;
+        }
+        let bytes = std::fs::read(&path).map_err(ConvertError::read(&path))?;
+        let wrong = if path.extension().is_some_and(|e| e == "json") {
+            match serde_json::from_slice::<Value>(&bytes) {
+                Ok(Value::Object(_)) => None,
+                Ok(_) => Some("expected a JSON object".to_owned()),
+                Err(e) => Some(format!("not JSON: {e}")),
+            }
+        } else {
+            std::str::from_utf8(&bytes).err().map(|e| format!("not UTF-8 text: {e}"))
+        };
+        if let Some(message) = wrong {
+            return Err(ConvertError::file(&path, message));
+        }
+        out.push((name, bytes));
+    }
+    Ok(out)
+}

@@ -1,0 +1,149 @@
+//! Checkpoints as they lie on disk: safetensors, in one file or sharded with an index.
+//!
+//! A checkpoint is mapped, never loaded: a [`Weight`] is a name, a shape and a slice of the mapped file, and rows
+//! are widened to f32 a chunk at a time. Everything a file claims is checked here; what the tensors mean is the
+//! business of `blocks`.
+
+mod file;
+mod weight;
+
+pub use weight::{SourceType, Weight};
+
+use crate::ConvertError;
+use file::TensorFile;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of a checkpoint folder by name. Remembers which were taken.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    tensors: BTreeMap<String, Entry>,
+    taken: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    dtype: SourceType,
+    shape: Vec<usize>,
+    bytes: bytes::Bytes,
+}
+
+impl Checkpoint {
+    /// Opens the tensors of `dir`: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// When neither is there, a shard is missing, a file is truncated or its header is malformed (overlapping or
+    /// overflowing ranges included), or the index names a tensor that its shard does not hold.
+    pub fn open(dir: &Path) -> Result<Self, ConvertError> {
+        let single = dir.join(SINGLE);
+        let index = dir.join(INDEX);
+        let tensors = if single.is_file() {
+            TensorFile::open(&single)?.into_entries().collect()
+        } else if index.is_file() {
+            read_shards(dir, &index)?
+        } else {
+            return Err(nothing_to_read(dir, single));
+        };
+        Ok(Self { dir: dir.to_owned(), tensors, taken: BTreeSet::new() })
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The tensor of this name, which must be a float tensor of exactly `shape` (rank 1 or 2).
+    ///
+    /// # Errors
+    /// When it is absent, of another type, or of another shape.
+    pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ConvertError> {
+        let entry = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| ConvertError::tensor(name, "not in the checkpoint, and the model needs it"))?;
+        if let SourceType::Other(found) = entry.dtype {
+            return Err(ConvertError::tensor(
+                name,
+                format!("expected float32, float16, bfloat16 or float64 values, found {found:?}"),
+            ));
+        }
+        if entry.shape != shape {
+            return Err(ConvertError::tensor(
+                name,
+                format!("expected shape {shape:?} by config.json, found {:?}", entry.shape),
+            ));
+        }
+        let (rows, cols) = match *shape {
+            [cols] => (1, cols),
+            [rows, cols] => (rows, cols),
+            _ => return Err(ConvertError::tensor(name, format!("expected rank 1 or 2, found {shape:?}"))),
+        };
+        self.taken.insert(name.to_owned());
+        Ok(Weight::new(name, entry.dtype, rows, cols, entry.bytes.clone()))
+    }
+
+    /// Names of tensors that nobody took, in order.
+    pub fn untaken(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str).filter(|n| !self.taken.contains(*n))
+    }
+}
+
+fn nothing_to_read(dir: &Path, single: PathBuf) -> ConvertError {
+    let other = ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "consolidated.00.pth"]
+        .iter()
+        .find(|f| dir.join(f).exists());
+    let needed = match other {
+        Some(f) => {
+            format!("nor is there {INDEX}; {f} cannot be read, save the checkpoint as safetensors first")
+        }
+        None => format!("nor is there {INDEX}; a checkpoint folder holds one of the two"),
+    };
+    ConvertError::Missing { path: single, needed }
+}
+
+fn read_shards(dir: &Path, index: &Path) -> Result<BTreeMap<String, Entry>, ConvertError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = std::fs::read(index).map_err(ConvertError::read(index))?;
+    let Index { weight_map } =
+        serde_json::from_slice(&text).map_err(|e| ConvertError::file(index, format!("not an index: {e}")))?;
+    let mut by_shard: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (tensor, shard) in &weight_map {
+        if Path::new(shard).file_name().is_none_or(|n| n != shard.as_str()) {
+            return Err(ConvertError::file(
+                index,
+                format!("tensor {tensor:?} lies in {shard:?}; expected a file name beside the index"),
+            ));
+        }
+        by_shard.entry(shard).or_default().push(tensor);
+    }
+    let mut out = BTreeMap::new();
+    for (shard, names) in by_shard {
+        let path = dir.join(shard);
+        if !path.is_file() {
+            let needed = format!("{INDEX} places {} tensors in it, {:?} among them", names.len(), names[0]);
+            return Err(ConvertError::Missing { path, needed });
+        }
+        let mut entries: BTreeMap<String, Entry> = TensorFile::open(&path)?.into_entries().collect();
+        for name in names {
+            let entry = entries.remove(name).ok_or_else(|| {
+                ConvertError::tensor(name, format!("{INDEX} places it in {shard}, which does not hold it"))
+            })?;
+            out.insert(name.to_owned(), entry);
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,93 @@
+//! The package on disk: whole or not at all.
+//!
+//! Everything is written into a temporary folder beside the target and renamed at the end. An interrupted run leaves at
+//! most a hidden folder without `model.onnx`, which is written last.
+
+mod data;
+mod target;
+
+pub use target::Target;
+
+use crate::{
+    ConvertError, Options, Progress, Report,
+    config::ModelConfig,
+    graph::{self, Plan},
+    manifest,
+    source::Checkpoint,
+    store::DATA_FILE,
+};
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::Path,
+};
+
+/// Converts the checkpoint in `checkpoint` to a package at `target`.
+///
+/// # Errors
+/// When the checkpoint cannot be read or holds something that no recipe implements, the options do not fit the model,
+/// or the package cannot be written. Nothing is left at the target then, and what was there before stays.
+pub fn convert(
+    checkpoint: &Path,
+    target: &Target,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, ConvertError> {
+    target.check()?;
+    let config = ModelConfig::read(checkpoint)?;
+    let mut notices = Vec::new();
+    let files = manifest::copied_files(checkpoint, &mut notices)?;
+    let mut source = Checkpoint::open(checkpoint)?;
+    let Plan { mut graph, store, mut report } = graph::assemble(&config, &mut source, options)?;
+    graph.metadata = manifest::metadata(&config, options, &options.resolve(config.layers.len())?);
+    let model = doyen_graph::onnx::encode(&graph, &store.externals)?;
+    notices.append(&mut report.notices);
+    report.notices = notices;
+
+    let staging = target.stage()?;
+    let needed = store.file_bytes() + model.len() as u64;
+    let data_path = staging.path().join(DATA_FILE);
+    let failed = |path: &Path, e| write_error(path, needed, e);
+    let create = |path: &Path| File::create_new(path).map_err(|e| failed(path, e));
+
+    let mut data = create(&data_path)?;
+    data::write(&store, &mut data, progress).map_err(|e| match e {
+        data::Failure::Convert(e) => e,
+        data::Failure::Io(e) => failed(&data_path, e),
+    })?;
+    data.sync_all().map_err(|e| failed(&data_path, e))?;
+    let put = |name: &str, bytes: &[u8]| {
+        let path = staging.path().join(name);
+        let mut file = create(&path)?;
+        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| failed(&path, e))
+    };
+    for (name, bytes) in &files {
+        put(name, bytes)?;
+    }
+    put("genai_config.json", &manifest::genai_config(&config))?;
+    put("model.onnx", &model)?;
+    target.publish(staging)?;
+    Ok(report)
+}
+
+fn write_error(path: &Path, needed: u64, source: io::Error) -> ConvertError {
+    if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        ConvertError::DiskFull { path: path.to_owned(), needed }
+    } else {
+        ConvertError::io("write", path)(source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_says_so() {
+        let path = Path::new("model.onnx.data");
+        let e = write_error(path, 123, io::ErrorKind::StorageFull.into()).to_string();
+        assert!(e.contains("no space left") && e.contains("123 bytes") && e.contains("-o"), "{e}");
+        let e = write_error(path, 123, io::ErrorKind::PermissionDenied.into()).to_string();
+        assert!(e.starts_with("cannot write model.onnx.data"), "{e}");
+    }
+}

@@ -1,0 +1,112 @@
+//! Runs the jobs of a store and puts their bytes where the store placed them.
+
+use crate::{ConvertError, Progress, Step, job::Job, store::Store};
+use rayon::prelude::*;
+use std::{
+    io::{self, Seek, SeekFrom, Write},
+    ops::Range,
+};
+
+/// Why the data could not be written.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Convert(ConvertError),
+    Io(io::Error),
+}
+
+/// Chunks in flight per thread: enough that a slow one does not hold up the others, few enough to keep memory small.
+const CHUNKS_PER_THREAD: usize = 4;
+
+/// Writes all tensors, chunk by chunk: a batch of chunks is made in parallel, then written in order.
+pub(super) fn write<W: Write + Seek>(
+    store: &Store,
+    out: &mut W,
+    progress: &mut dyn Progress,
+) -> Result<(), Failure> {
+    let total = store.jobs.iter().map(|j| j.rows.source_bytes()).sum();
+    let mut chunks = store.jobs.iter().flat_map(|job| job.chunks().map(move |rows| (job, rows)));
+    let batch_len = rayon::current_num_threads() * CHUNKS_PER_THREAD;
+    let (mut batch, mut done) = (Vec::with_capacity(batch_len), 0);
+    loop {
+        batch.clear();
+        batch.extend(chunks.by_ref().take(batch_len));
+        let Some((last, _)) = batch.last() else { break };
+        let made: Vec<_> = batch
+            .par_iter()
+            .map(|(job, rows)| job.run(rows.clone()))
+            .collect::<Result<_, _>>()
+            .map_err(Failure::Convert)?;
+        for (at, bytes) in made.into_iter().flatten() {
+            out.seek(SeekFrom::Start(at)).and_then(|_| out.write_all(&bytes)).map_err(Failure::Io)?;
+        }
+        done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
+        progress.step(Step { done, total, tensor: last.rows.name() });
+    }
+    Ok(())
+}
+
+/// A chunk's share of its job's source bytes.
+fn source_bytes(job: &Job, rows: &Range<usize>) -> u64 {
+    let all = job.rows.rows().max(1) as u64;
+    job.rows.source_bytes() / all * rows.len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        job::{Rows, Sink},
+        report::Silent,
+    };
+    use doyen_tensor::FloatType;
+    use std::io::Cursor;
+
+    /// A device with room for `room` bytes.
+    struct Small {
+        inner: Cursor<Vec<u8>>,
+        room: u64,
+    }
+
+    impl Write for Small {
+        fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            if self.inner.position() + buf.len() as u64 > self.room {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.inner.write(buf)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Small {
+        fn seek(&mut self, pos: SeekFrom) -> io::Result<u64> {
+            self.inner.seek(pos)
+        }
+    }
+
+    fn store() -> Store {
+        let rows = Rows::Rotary { frequencies: [0.5].into(), factor: 2.0, positions: 3, sine: false };
+        let mut store = Store::default();
+        store.jobs.push(Job { rows, sink: Sink::Float { ty: FloatType::F32, at: 8 } });
+        store
+    }
+
+    #[test]
+    fn bytes_go_where_they_were_placed() {
+        let mut out = Cursor::new(Vec::new());
+        write(&store(), &mut out, &mut Silent).unwrap();
+        let expected: Vec<u8> =
+            [0f64, 0.5, 1.0].iter().flat_map(|a| (a.cos() as f32 * 2.0).to_le_bytes()).collect();
+        assert_eq!(out.into_inner(), [[0u8; 8].as_slice(), &expected].concat());
+    }
+
+    #[test]
+    fn a_full_device_is_an_io_failure() {
+        let mut out = Small { inner: Cursor::default(), room: 10 };
+        match write(&store(), &mut out, &mut Silent) {
+            Err(Failure::Io(e)) => assert_eq!(e.kind(), io::ErrorKind::StorageFull),
+            other => panic!("{other:?}"),
+        }
+    }
+}
