@@ -145,11 +145,15 @@ pub mod activation;
 mod args;
 mod experts;
 pub mod gather_block_quantized;
+pub mod gqa;
 pub mod matmul_nbits;
 pub mod moe;
+pub mod norm;
 pub mod qmoe;
 pub mod quant;
+pub mod rotary;
 pub mod route;
+pub mod skip_norm;
 
 ops! {
     /// Passes its input on.
@@ -174,4 +178,16 @@ ops! {
     MatMulNBits(matmul_nbits::MatMulNBits) "com.microsoft" [MatMulNBits],
     /// Rows of a quantized table.
     GatherBlockQuantized(gather_block_quantized::GatherBlockQuantized) "com.microsoft" [GatherBlockQuantized],
+    /// Attention with its own cache.
+    GroupQueryAttention(gqa::GroupQueryAttention) "com.microsoft" [GroupQueryAttention],
+    /// Rotary embedding, contrib form.
+    ContribRotary(rotary::ContribRotary) "com.microsoft" [RotaryEmbedding],
+    /// Rotary embedding, standard form.
+    OnnxRotary(rotary::OnnxRotary) "" [RotaryEmbedding],
+    /// Rotary embedding with three position streams.
+    MRotary(rotary::MRotary) "com.microsoft" [MRotaryEmbedding],
+    /// Layer and RMS normalisation.
+    Norm(norm::Norm) "" [LayerNormalization, RMSNormalization, SimplifiedLayerNormalization],
+    /// Normalisation of the sum with the residual stream.
+    SkipNorm(skip_norm::SkipNorm) "com.microsoft" [SkipLayerNormalization, SkipSimplifiedLayerNormalization],
 }
