@@ -241,7 +241,8 @@ impl OpDef for Variadic {
         let y = if dtype.is_float() {
             let mut v = fold(&floats_of(&operands)?, &shape, |a, b| Ok(self.float(a, b)))?;
             if *self == Self::Mean {
-                v.iter_mut().for_each(|x| *x /= operands.len() as f64);
+                let n = operands.len() as f64;
+                v = v.into_iter().map(|x| x / n).collect();
             }
             from_floats(dtype, shape, &v)?
         } else {
@@ -312,7 +313,7 @@ mod tests {
         let e = run(Binary::Add, &i32s(&[1, 2]), &i32s(&[1, 2, 3])).unwrap_err().to_string();
         assert_eq!(e, "input B: expected a shape that broadcasts with [2], found [3]");
         let e = run(Binary::Add, &i32s(&[1]), &Tensor::scalar(1f32)).unwrap_err().to_string();
-        assert_eq!(e, "input B: expected int32 as input A, found float32");
+        assert_eq!(e, "input B: expected int32, the type of A, found float32");
     }
 
     #[test]

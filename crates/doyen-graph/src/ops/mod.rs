@@ -127,18 +127,31 @@ macro_rules! ops {
     };
 }
 
-mod arith;
-mod compare;
+pub mod arith;
+pub mod axes;
+pub mod cast;
+pub mod clip;
+pub mod compare;
 mod erf;
-mod identity;
-#[allow(dead_code)]
+pub mod extent;
+pub mod fill;
+pub mod gather;
+pub mod identity;
+pub mod join;
+mod lines;
+pub mod matmul;
+pub mod reduce;
+pub mod reshape;
+pub mod scatter;
+pub mod select;
+pub mod slice;
+pub mod softmax;
 mod strided;
-#[allow(dead_code)]
 mod token_axis;
-mod unary;
-#[allow(dead_code)]
+pub mod topk;
+pub mod transpose;
+pub mod unary;
 mod util;
-#[allow(dead_code)]
 mod value;
 
 pub mod activation;
@@ -156,19 +169,83 @@ pub mod route;
 pub mod skip_norm;
 
 ops! {
-    /// Passes its input on.
-    Identity(identity::Identity) "" [Identity],
+    /// Position of the largest or smallest element.
+    ArgReduce(topk::ArgReduce) "" [ArgMax, ArgMin],
     /// Arithmetic of two inputs.
     Binary(arith::Binary) "" [Add, Div, Mod, Mul, Pow, Sub],
+    /// To another element type.
+    Cast(cast::Cast) "" [Cast, CastLike],
+    /// Limits to an interval.
+    Clip(clip::Clip) "" [Clip],
     /// Comparison or logic of two inputs.
     Compare(compare::Compare) "" [And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Xor],
+    /// Values side by side.
+    Concat(join::Concat) "" [Concat],
+    /// One value everywhere.
+    ConstantOfShape(fill::ConstantOfShape) "" [ConstantOfShape],
+    /// Running sums.
+    CumSum(softmax::CumSum) "" [CumSum],
+    /// Broadcast to a shape.
+    Expand(fill::Expand) "" [Expand],
+    /// To a matrix.
+    Flatten(reshape::Flatten) "" [Flatten],
+    /// Slices at indices.
+    Gather(gather::Gather) "" [Gather],
+    /// Elements at indices.
+    GatherElements(gather::GatherElements) "" [GatherElements],
+    /// Slices at coordinates.
+    GatherNd(gather::GatherNd) "" [GatherND],
+    /// Scaled product of two matrices plus a bias.
+    Gemm(matmul::Gemm) "" [Gemm],
+    /// Passes its input on.
+    Identity(identity::Identity) "" [Identity],
+    /// Product of matrices.
+    MatMul(matmul::MatMul) "" [MatMul],
+    /// An arithmetic sequence.
+    Range(fill::Range) "" [Range],
+    /// A reduction over axes.
+    Reduce(reduce::Reduce) "" [
+        ReduceL1, ReduceL2, ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum, ReduceSumSquare,
+    ],
+    /// The same elements under another shape.
+    Reshape(reshape::Reshape) "" [Reshape],
+    /// Elements written at indices.
+    ScatterElements(scatter::ScatterElements) "" [ScatterElements],
+    /// Slices written at coordinates.
+    ScatterNd(scatter::ScatterNd) "" [ScatterND],
+    /// Extents as data.
+    Shape(extent::Shape) "" [Shape],
+    /// The number of elements.
+    Size(extent::Size) "" [Size],
+    /// A strided window.
+    Slice(slice::Slice) "" [Slice],
+    /// Softmax along an axis.
+    Softmax(softmax::Softmax) "" [LogSoftmax, Softmax],
+    /// Parts along an axis.
+    Split(join::Split) "" [Split],
+    /// Removes axes of extent 1.
+    Squeeze(reshape::Squeeze) "" [Squeeze],
+    /// New entries of a cache.
+    TensorScatter(scatter::TensorScatter) "" [TensorScatter],
+    /// Repetition along axes.
+    Tile(fill::Tile) "" [Tile],
+    /// The largest or smallest elements.
+    TopK(topk::TopK) "" [TopK],
+    /// Permutes axes.
+    Transpose(transpose::Transpose) "" [Transpose],
+    /// A triangle of a matrix.
+    Trilu(transpose::Trilu) "" [Trilu],
     /// A function of each element.
     Unary(unary::Unary) "" [
         Abs, Ceil, Cos, Erf, Exp, Floor, Gelu, IsInf, IsNaN, Log, Neg, Not, Reciprocal, Relu, Round, Sigmoid, Sign,
         Sin, Softplus, Sqrt, Swish, Tanh,
     ],
+    /// Inserts axes of extent 1.
+    Unsqueeze(reshape::Unsqueeze) "" [Unsqueeze],
     /// A fold over any number of inputs.
     Variadic(arith::Variadic) "" [Max, Mean, Min, Sum],
+    /// One of two values.
+    Where(select::Where) "" [Where],
 
     /// Mixture of experts over integer-quantized weights.
     QMoe(qmoe::QMoe) "com.microsoft" [QMoE],

@@ -3,6 +3,7 @@
 //! Everything here is about positions; arithmetic lives in the operators and in `value`.
 
 use super::OpError;
+use super::util::buffer;
 use crate::ir::Dim;
 use bytes::Bytes;
 use doyen_tensor::{DType, Shape, Tensor};
@@ -137,7 +138,7 @@ pub(super) fn take(
     offsets: impl IntoIterator<Item = usize>,
 ) -> Result<Tensor, OpError> {
     let (src, size) = cells(t);
-    let mut out = Vec::with_capacity(super::util::checked_numel(&shape)? * size);
+    let mut out = buffer(&shape, size)?;
     for o in offsets {
         out.extend_from_slice(&src[o * size..(o + 1) * size]);
     }
@@ -173,7 +174,7 @@ mod tests {
         let s: Dim = "seq".into();
         let out = broadcast_dims(&[&[b.clone(), 1.into(), 4.into()], &[s.clone(), 4.into()]]).unwrap();
         assert_eq!(out, [b.clone(), s.clone(), 4.into()]);
-        assert_eq!(broadcast_dims(&[&[b.clone()], &[s]]).unwrap(), [Dim::Unknown]);
+        assert_eq!(broadcast_dims(&[std::slice::from_ref(&b), &[s]]).unwrap(), [Dim::Unknown]);
         assert_eq!(broadcast_dims(&[&[b], &[7.into()]]).unwrap(), [Dim::Known(7)]);
     }
 

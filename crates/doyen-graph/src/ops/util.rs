@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 /// The most elements an operator may produce. Sizes that come from data (Expand, Tile, Range, ConstantOfShape)
 /// are checked against it before anything is allocated.
-pub(super) const MAX_ELEMENTS: usize = 1 << 34;
+pub(super) const MAX_ELEMENTS: usize = 1 << 31;
+/// The most axes a shape made from data may have.
+const MAX_RANK: usize = 64;
 
 /// float16, bfloat16, float32, float64.
 pub(super) const FLOATS: &[DType] = &[DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -104,7 +106,7 @@ pub(super) fn common_type<'a>(
     for (name, fact) in inputs {
         match (first, fact.dtype) {
             (Some((other, a)), Some(b)) if a != b => {
-                return Err(OpError::input(name, format!("{a} as input {other}"), b));
+                return Err(OpError::input(name, format!("{a}, the type of {other}"), b));
             }
             (None, Some(t)) => first = Some((name, t)),
             _ => {}
@@ -150,6 +152,23 @@ pub(super) fn checked_numel(shape: &[usize]) -> Result<usize, OpError> {
             Shape::from(shape)
         ))
     })
+}
+
+/// An empty buffer that can hold `shape` at `size` bytes per element.
+pub(super) fn buffer(shape: &[usize], size: usize) -> Result<Vec<u8>, OpError> {
+    let bytes = checked_numel(shape)?.saturating_mul(size);
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes)
+        .map_err(|_| OpError::other(format!("{bytes} bytes for the output cannot be allocated")))?;
+    Ok(out)
+}
+
+/// Refuses ranks no model has, before a list of extents is allocated.
+pub(super) fn check_rank(name: &str, rank: usize) -> Result<(), OpError> {
+    if rank > MAX_RANK {
+        return Err(OpError::input(name, format!("at most {MAX_RANK} axes"), rank));
+    }
+    Ok(())
 }
 
 /// A non-negative extent from data.
@@ -212,19 +231,24 @@ pub(super) fn outputs_of<O: OpDef>(
     op: &O,
     inputs: &[Option<&Tensor>],
 ) -> Result<Vec<(DType, Shape)>, OpError> {
+    outputs_by(inputs, |facts| op.infer(facts))
+}
+
+/// [`outputs_of`] for an operator that infers with more than its inputs.
+pub(super) fn outputs_by(
+    inputs: &[Option<&Tensor>],
+    infer: impl FnOnce(&[Option<&Fact>]) -> Result<Vec<Fact>, OpError>,
+) -> Result<Vec<(DType, Shape)>, OpError> {
     let facts: Vec<Option<Fact>> = inputs.iter().map(|t| t.map(fact_of)).collect();
     let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-    op.infer(&facts)?
+    infer(&facts)?
         .iter()
-        .map(|f| {
-            let shape = f.concrete_shape();
-            match (f.dtype, shape) {
-                (Some(dtype), Some(shape)) => {
-                    checked_numel(&shape)?;
-                    Ok((dtype, shape))
-                }
-                _ => Err(OpError::other("the output's type or shape does not follow from the inputs")),
+        .map(|f| match (f.dtype, f.concrete_shape()) {
+            (Some(dtype), Some(shape)) => {
+                checked_numel(&shape)?;
+                Ok((dtype, shape))
             }
+            _ => Err(OpError::other("the output's type or shape does not follow from the inputs")),
         })
         .collect()
 }
@@ -259,8 +283,8 @@ mod tests {
     fn sizes_are_capped_without_overflow() {
         assert_eq!(checked_numel(&[]).unwrap(), 1);
         assert_eq!(checked_numel(&[usize::MAX, 0, usize::MAX]).unwrap(), 0);
-        assert_eq!(checked_numel(&[1 << 17, 1 << 17]).unwrap(), 1 << 34);
-        assert!(checked_numel(&[1 << 17, (1 << 17) + 1]).is_err());
+        assert_eq!(checked_numel(&[1 << 15, 1 << 16]).unwrap(), MAX_ELEMENTS);
+        assert!(checked_numel(&[1 << 15, (1 << 16) + 1]).is_err());
         assert!(checked_numel(&[usize::MAX, usize::MAX]).is_err());
     }
 
