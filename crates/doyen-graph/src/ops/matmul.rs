@@ -250,8 +250,8 @@ impl OpDef for Gemm {
         Ok(vec![match batched(&a, &b, &Shape::default())? {
             Products::Floats(mut v) => {
                 for x in &mut v {
-*x *= alpha;
-}
+                    *x *= alpha;
+                }
                 if let Some(c) = c {
                     let wide = c.to_f64()?;
                     for (x, o) in v.iter_mut().zip(Offsets::broadcast(c.shape(), &shape)) {
@@ -262,8 +262,8 @@ impl OpDef for Gemm {
             }
             Products::Ints(mut v) => {
                 for x in &mut v {
-*x = scaled(*x, self.alpha);
-}
+                    *x = scaled(*x, self.alpha);
+                }
                 if let Some(c) = c {
                     let wide = ints(c)?;
                     for (x, o) in v.iter_mut().zip(Offsets::broadcast(c.shape(), &shape)) {

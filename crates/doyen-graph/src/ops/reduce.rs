@@ -178,8 +178,8 @@ impl OpDef for Reduce {
         // Where each element goes: the strides of the output with extent 1 on the reduced axes, 0 along them.
         let mut kept = x.shape().to_vec();
         for &a in &axes {
-kept[a] = 1;
-}
+            kept[a] = 1;
+        }
         let to: Vec<usize> = Offsets::broadcast(&kept, x.shape()).collect();
         let count: usize = axes.iter().map(|&a| x.shape()[a]).product();
         let size = kept.iter().product();
@@ -189,8 +189,8 @@ kept[a] = 1;
                 acc[o] = self.reduction.add(acc[o], v);
             }
             for a in &mut acc {
-*a = self.reduction.finish(*a, count);
-}
+                *a = self.reduction.finish(*a, count);
+            }
             from_floats(dtype, shape, &acc)?
         } else {
             let mut acc = vec![self.reduction.start_int(dtype); size];
