@@ -6,6 +6,7 @@
 //!
 //! Results do not depend on how many threads the pool has, nor on which other rows a call works on.
 
+pub mod attention;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod exp;
 pub mod experts;

@@ -165,17 +165,22 @@ impl Pool {
 
     /// Calls `f(i)` for each `i` in `0 .. n`; workers take the next one as they become free. For uneven work.
     pub fn for_each_dynamic(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        self.for_each_dynamic_on(n, &|_, i| f(i));
+    }
+
+    /// As [`Pool::for_each_dynamic`], with `f(worker, i)`: for work that needs a buffer per worker.
+    pub fn for_each_dynamic_on(&self, n: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         if n <= 1 || self.workers.is_empty() {
-            return (0..n).for_each(f);
+            return (0..n).for_each(|i| f(0, i));
         }
         let next = AtomicUsize::new(0);
-        self.run(&|_| {
+        self.run(&|worker| {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= n {
                     break;
                 }
-                f(i);
+                f(worker, i);
             }
         });
     }
