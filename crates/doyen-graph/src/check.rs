@@ -201,7 +201,8 @@ fn cycle(graph: &Graph, feeds: &[Vec<usize>], waits: &[usize]) -> GraphError {
 /// Runs a node's shape rule and merges the result into what is declared of its outputs.
 fn infer(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
     let node = &graph.nodes[id.index()];
-    let facts = node.op.infer(&graph.input_facts(node)).map_err(|e| node.error(e))?;
+    let facts =
+        node.op.infer_outputs(&graph.input_facts(node), node.outputs.len()).map_err(|e| node.error(e))?;
     if facts.len() < node.outputs.len() {
         let e = format!("expected at most {} outputs, found {}", facts.len(), node.outputs.len());
         return Err(node.error(OpError::other(e)));

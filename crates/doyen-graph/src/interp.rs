@@ -199,7 +199,7 @@ impl<'g> Interpreter<'g> {
         let facts: Vec<Option<Fact>> =
             inputs.iter().map(|t| t.map(|t| Fact::from(Arc::new(Constant::from(t.clone()))))).collect();
         let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-        let outputs = node.op.infer(&facts).map_err(|e| node.error(e))?;
+        let outputs = node.op.infer_outputs(&facts, node.outputs.len()).map_err(|e| node.error(e))?;
         let mut needed = 0u64;
         for (fact, _) in outputs.iter().zip(&node.outputs).filter(|(_, v)| v.is_some()) {
             if let (Some(shape), Some(dtype)) = (fact.concrete_shape(), fact.dtype) {

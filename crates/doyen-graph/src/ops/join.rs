@@ -208,7 +208,10 @@ impl Split {
             None => None,
         };
         let along = axis.map_or(Dim::Unknown, |a| x.dim(a));
-        let Some(sizes) = self.plan(split, &along, outputs)? else { return Ok(Vec::new()) };
+        let sizes = match self.plan(split, &along, outputs)? {
+            Some(sizes) => sizes,
+            None => vec![Dim::Unknown; outputs.unwrap_or(0)],
+        };
         let part = |size| {
             let shape = x.shape.clone().zip(axis).map(|(mut s, a)| {
                 s[a] = size;
@@ -250,6 +253,10 @@ impl OpDef for Split {
     /// input of unknown length.
     fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError> {
         self.facts(inputs, None)
+    }
+
+    fn infer_outputs(&self, inputs: &[Option<&Fact>], outputs: usize) -> Result<Vec<Fact>, OpError> {
+        self.facts(inputs, Some(outputs))
     }
 
     fn eval(&self, inputs: &[Option<&Tensor>], outputs: usize) -> Result<Vec<Tensor>, OpError> {

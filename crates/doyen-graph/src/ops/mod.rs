@@ -29,6 +29,16 @@ pub trait OpDef: std::fmt::Debug + Clone + PartialEq + Send + Sync + Sized {
     /// Names the input, what was expected and what was found.
     fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError>;
 
+    /// [`OpDef::infer`] for a node that names `outputs` outputs, which decides what Split does; every other operator
+    /// ignores it.
+    ///
+    /// # Errors
+    /// As [`OpDef::infer`].
+    fn infer_outputs(&self, inputs: &[Option<&Fact>], outputs: usize) -> Result<Vec<Fact>, OpError> {
+        let _ = outputs;
+        self.infer(inputs)
+    }
+
     /// The scalar reference. Returns all outputs that were computed, at least the first; `outputs` says how many
     /// the node names. Checks everything [`OpDef::infer`] could not know.
     ///
@@ -94,6 +104,21 @@ macro_rules! ops {
             pub fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError> {
                 match self {
                     $(Self::$variant(op) => op.infer(inputs),)*
+                    Self::Unknown => Err(OpError::other("this operator is not known")),
+                }
+            }
+
+            /// See [`OpDef::infer_outputs`].
+            ///
+            /// # Errors
+            /// As [`OpDef::infer`].
+            pub fn infer_outputs(
+                &self,
+                inputs: &[Option<&Fact>],
+                outputs: usize,
+            ) -> Result<Vec<Fact>, OpError> {
+                match self {
+                    $(Self::$variant(op) => op.infer_outputs(inputs, outputs),)*
                     Self::Unknown => Err(OpError::other("this operator is not known")),
                 }
             }

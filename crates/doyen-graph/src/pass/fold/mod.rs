@@ -75,7 +75,7 @@ fn fold_node(
     report: &mut Folded,
 ) -> Result<Vec<Constant>, OpError> {
     let facts = graph.input_facts(node);
-    let declared = node.op.infer(&facts)?;
+    let declared = node.op.infer_outputs(&facts, node.outputs.len())?;
     if let Some(views) = rule::as_views(node, &facts, &declared)? {
         report.views += 1;
         return Ok(views);
