@@ -249,3 +249,99 @@ fn merge(declared: &Fact, inferred: Fact) -> Result<Fact, (String, String)> {
     };
     Ok(Fact { dtype: declared.dtype.or(inferred.dtype), shape, constant: inferred.constant })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Attrs, Node, ValueId};
+    use doyen_tensor::DType;
+
+    fn node(g: &mut Graph, name: &str, op_type: &str, input: &str, output: &str) {
+        let op = if op_type == "Identity" {
+            Op::parse("", op_type, 21, &Attrs::default()).unwrap()
+        } else {
+            Op::Unknown
+        };
+        let (input, output) = (g.intern(input), g.intern(output));
+        g.nodes.push(Node {
+            name: name.into(),
+            domain: String::new(),
+            op_type: op_type.into(),
+            attrs: Attrs::default(),
+            op,
+            inputs: vec![Some(input)],
+            outputs: vec![Some(output)],
+        });
+    }
+
+    fn graph(nodes: &[(&str, &str, &str, &str)]) -> Graph {
+        let mut g = Graph::new("g", [("", 21)]);
+        g.add_input("x", Fact::new(DType::F32, [Dim::from("n"), Dim::Known(3)]));
+        for (name, op, input, output) in nodes {
+            node(&mut g, name, op, input, output);
+        }
+        let y = g.intern("y");
+        g.add_output(y);
+        g
+    }
+
+    fn refusal(nodes: &[(&str, &str, &str, &str)]) -> String {
+        check(&mut graph(nodes)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn sorts_and_infers() {
+        let mut g = graph(&[("b", "Identity", "h", "y"), ("a", "Identity", "x", "h")]);
+        let y = g.find("y").unwrap();
+        g.value_mut(y).fact = Fact::new(DType::F32, [Dim::Known(7), Dim::Unknown]);
+        check(&mut g).unwrap();
+        assert_eq!(g.nodes.iter().map(|n| n.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(g.value(y).fact.shape, Some(vec![Dim::Known(7), Dim::Known(3)]));
+        // Checking again changes nothing.
+        check(&mut g).unwrap();
+        assert_eq!(g.value(ValueId(y.0)).fact.shape, Some(vec![Dim::Known(7), Dim::Known(3)]));
+    }
+
+    #[test]
+    fn every_unknown_operator_is_listed() {
+        let message = refusal(&[("a", "Foo", "x", "h"), ("b", "Bar", "h", "i"), ("c", "Foo", "i", "y")]);
+        assert!(message.ends_with(r#"Bar (node "b"); Foo (nodes "a", "c")"#), "{message}");
+    }
+
+    #[test]
+    fn structure_is_checked() {
+        let cycle = refusal(&[
+            ("in", "Identity", "x", "y"),
+            ("a", "Identity", "q", "p"),
+            ("b", "Identity", "p", "q"),
+            ("behind", "Identity", "q", "r"),
+        ]);
+        assert!(cycle.contains(r#""b" -> "a""#) || cycle.contains(r#""a" -> "b""#), "{cycle}");
+        assert!(!cycle.contains("behind"), "{cycle}");
+        let own = refusal(&[("a", "Identity", "y", "y")]);
+        assert!(own.ends_with(r#"cycle: "a""#), "{own}");
+        let twice = refusal(&[("a", "Identity", "x", "y"), ("b", "Identity", "x", "y")]);
+        assert!(
+            twice.contains(r#"value "y" has two producers: node "a" (Identity) and node "b" (Identity)"#),
+            "{twice}"
+        );
+        let ghost = refusal(&[("a", "Identity", "ghost", "y")]);
+        assert!(ghost.contains(r#"node "a" (Identity): its input "ghost""#), "{ghost}");
+        let nothing = refusal(&[("a", "Identity", "x", "h")]);
+        assert!(nothing.contains(r#"graph output "y""#), "{nothing}");
+        let input = refusal(&[("a", "Identity", "x", "y"), ("b", "Identity", "y", "x")]);
+        assert!(input.contains("is a graph input"), "{input}");
+    }
+
+    #[test]
+    fn declarations_must_agree() {
+        let mut g = graph(&[("a", "Identity", "x", "y")]);
+        let y = g.find("y").unwrap();
+        g.value_mut(y).fact = Fact::new(DType::F32, [Dim::from("n"), Dim::Known(4)]);
+        let message = check(&mut g).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "node \"a\" (Identity): output \"y\": expected float32[n,4] as declared, found float32[n,3] by its inputs"
+        );
+    }
+}

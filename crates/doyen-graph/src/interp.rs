@@ -184,8 +184,14 @@ impl<'g> Interpreter<'g> {
             .iter()
             .map(|v| v.map(|v| values.get(v).ok_or_else(|| missing(&self.graph.value(v).name))).transpose())
             .collect::<Result<_, _>>()?;
-        self.bound(node, &inputs, values.live)?;
+        let expected = self.bound(node, &inputs, values.live)?;
         let outputs = node.op.eval(&inputs, node.outputs.len()).map_err(|e| node.error(e))?;
+        for (fact, output) in expected.iter().zip(&outputs) {
+            accepts(fact, output).map_err(|expected| {
+                let found = format!("{}{}", output.dtype(), output.shape());
+                node.error(OpError::other(format!("its shape rule says {expected}, its result is {found}")))
+            })?;
+        }
         // Operators may leave optional outputs at the end uncomputed only where the node does not name them.
         if node.outputs.iter().skip(outputs.len()).any(Option::is_some) {
             let e = format!("expected {} outputs, the operator has {}", node.outputs.len(), outputs.len());
@@ -195,7 +201,8 @@ impl<'g> Interpreter<'g> {
     }
 
     /// Refuses a node whose outputs would not fit, by its shape rule on the shapes and data at hand.
-    fn bound(&self, node: &Node, inputs: &[Option<&Tensor>], live: u64) -> Result<(), RunError> {
+    /// Returns what the rule says of the outputs.
+    fn bound(&self, node: &Node, inputs: &[Option<&Tensor>], live: u64) -> Result<Vec<Fact>, RunError> {
         let facts: Vec<Option<Fact>> =
             inputs.iter().map(|t| t.map(|t| Fact::from(Arc::new(Constant::from(t.clone()))))).collect();
         let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
@@ -216,7 +223,7 @@ impl<'g> Interpreter<'g> {
                 limit: self.memory_limit,
             });
         }
-        Ok(())
+        Ok(outputs)
     }
 }
 
@@ -263,4 +270,57 @@ fn accepts(fact: &Fact, tensor: &Tensor) -> Result<(), String> {
             && s.iter().zip(tensor.shape().iter()).all(|(d, &n)| d.compatible(&Dim::Known(n)))
     });
     if same_type && same_shape { Ok(()) } else { Err(declared(fact)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{check::check, ir::Attrs};
+    use doyen_tensor::DType;
+
+    /// `y = x + c`, then `z = y + y`.
+    fn graph() -> Graph {
+        let mut g = Graph::new("g", [("", 21)]);
+        let x = g.add_input("x", Fact::new(DType::F32, [Dim::from("n")]));
+        let c = g.add_constant("c", Tensor::from_slice([1], &[1.0f32]).unwrap());
+        let add = ("", "Add");
+        let y = g.add_node("first", add, Attrs::default(), &[Some(x), Some(c)], &["y"]).unwrap()[0];
+        let z = g.add_node("second", add, Attrs::default(), &[Some(y), Some(y)], &["z"]).unwrap()[0];
+        g.add_output(z);
+        check(&mut g).unwrap();
+        g
+    }
+
+    #[test]
+    fn runs_and_shows_every_value() {
+        let g = graph();
+        let mut seen = Vec::new();
+        let x = Tensor::from_slice([2], &[1.0f32, 2.0]).unwrap();
+        let out = Interpreter::new(&g)
+            .run_with(&[("x", x)], |v, t| seen.push((g.value(v).name.clone(), t.to_f32().unwrap())))
+            .unwrap();
+        assert_eq!(out[0].to_f32().unwrap(), [4.0, 6.0]);
+        assert_eq!(seen, [("y".to_owned(), vec![2.0, 3.0]), ("z".to_owned(), vec![4.0, 6.0])]);
+    }
+
+    #[test]
+    fn inputs_must_be_those_declared() {
+        let g = graph();
+        let run = |inputs: &[(&str, Tensor)]| Interpreter::new(&g).run(inputs).unwrap_err().to_string();
+        assert_eq!(run(&[]), "graph input \"x\": expected float32[n], found nothing");
+        let ints = Tensor::from_slice([2], &[1i64, 2]).unwrap();
+        assert_eq!(run(&[("x", ints.clone())]), "graph input \"x\": expected float32[n], found int64[2]");
+        assert!(run(&[("y", ints)]).contains("none of this name"));
+    }
+
+    #[test]
+    fn memory_is_bounded_before_a_node_runs() {
+        let g = graph();
+        let x = Tensor::from_slice([100], &[1.0f32; 100]).unwrap();
+        let interpreter = Interpreter::new(&g).with_memory_limit(ByteCount(1000));
+        // x is dead when z is made, so that never more than two of the three are alive.
+        interpreter.run(&[("x", x.clone())]).unwrap();
+        let tight = Interpreter::new(&g).with_memory_limit(ByteCount(700)).run(&[("x", x)]).unwrap_err();
+        assert!(matches!(&tight, RunError::Memory { node, .. } if node == "first"), "{tight}");
+    }
 }
