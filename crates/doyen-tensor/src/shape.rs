@@ -21,11 +21,14 @@ impl Shape {
     /// Number of elements.
     ///
     /// # Errors
-    /// When the product overflows.
+    /// When the product overflows, zeros aside: `[0, 2^40, 2^40]` has no elements, and strides that overflow.
     pub fn numel(&self) -> Result<usize, TensorError> {
+        // Room for the bits of the widest type, so that byte arithmetic on a shape that passed cannot overflow.
+        const MAX: usize = usize::MAX / 64;
         self.0
             .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .try_fold(1usize, |n, &d| n.checked_mul(d.max(1)).filter(|&n| n <= MAX))
+            .map(|n| if self.0.contains(&0) { 0 } else { n })
             .ok_or_else(|| TensorError::Overflow(self.0.clone()))
     }
 
@@ -37,11 +40,11 @@ impl Shape {
         dtype.bytes_for(self.numel()?).ok_or_else(|| TensorError::Overflow(self.0.clone()))
     }
 
-    /// Row-major strides in elements.
+    /// Row-major strides in elements; they saturate where [`Shape::numel`] would be an error.
     pub fn strides(&self) -> Vec<usize> {
-        let mut s = vec![1; self.0.len()];
+        let mut s = vec![1usize; self.0.len()];
         for i in (0..self.0.len().saturating_sub(1)).rev() {
-            s[i] = s[i + 1] * self.0[i + 1].max(1);
+            s[i] = s[i + 1].saturating_mul(self.0[i + 1].max(1));
         }
         s
     }
