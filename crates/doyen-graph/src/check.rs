@@ -226,6 +226,9 @@ fn infer(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
 }
 
 /// Both facts together: numbers win over names, declared names over inferred ones.
+///
+/// A declaration without a single number is a placeholder: exporters write those with the wrong rank, so the inferred
+/// shape replaces it.
 fn merge(declared: &Fact, inferred: Fact) -> Result<Fact, (String, String)> {
     let text = |f: &Fact| f.dtype.map_or(f.shape_text(), |d| format!("{d}{}", f.shape_text()));
     let differ = |inferred: &Fact| (text(declared), text(inferred));
@@ -236,6 +239,7 @@ fn merge(declared: &Fact, inferred: Fact) -> Result<Fact, (String, String)> {
     }
     let shape = match (&declared.shape, &inferred.shape) {
         (None, s) | (s, None) => s.clone(),
+        (Some(a), Some(b)) if a.len() != b.len() && a.iter().all(|d| d.known().is_none()) => Some(b.clone()),
         (Some(a), Some(b)) => {
             if a.len() != b.len() || !a.iter().zip(b).all(|(a, b)| a.compatible(b)) {
                 return Err(differ(&inferred));
@@ -343,5 +347,11 @@ mod tests {
             message,
             "node \"a\" (Identity): output \"y\": expected float32[n,4] as declared, found float32[n,3] by its inputs"
         );
+        for (declared, fits) in
+            [(vec![Dim::from("p"), "q".into(), "r".into()], true), (vec![Dim::Known(3)], false)]
+        {
+            g.value_mut(y).fact = Fact::new(DType::F32, declared);
+            assert_eq!(check(&mut g).is_ok(), fits);
+        }
     }
 }
