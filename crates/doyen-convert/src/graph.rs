@@ -57,8 +57,7 @@ pub(crate) fn assemble(
     b.head(x, &embedding, options.lm_head, &base)?;
 
     let Builder { graph, store, checkpoint, mut notices, .. } = b;
-    // On a copy: inferred shapes of inner values are of no use to readers of the file.
-    doyen_graph::check::check(&mut graph.clone())?;
+    check_shapes(graph.clone(), &store)?;
     leftovers(config, checkpoint, &mut notices)?;
     let report = Report {
         architecture: config.architecture.clone(),
@@ -67,6 +66,13 @@ pub(crate) fn assemble(
         notices,
     };
     Ok(Plan { graph, store, report })
+}
+
+/// Checks a copy of the graph in which placed weights, having no bytes yet, are inputs. (On a copy also because the
+/// shapes it infers for inner values are of no use to readers of the file.)
+fn check_shapes(mut graph: Graph, store: &Store) -> Result<(), ConvertError> {
+    graph.inputs.extend(&store.placed);
+    Ok(doyen_graph::check::check(&mut graph)?)
 }
 
 /// Judges the tensors that no recipe took. Those of a layer that was converted, and those beside the layers in

@@ -29,6 +29,8 @@ pub(crate) struct Store {
     pub jobs: Vec<Job>,
     /// Bytes per part, without the gaps between tensors.
     pub parts: BTreeMap<Part, ByteCount>,
+    /// Values of all placed tensors.
+    pub placed: Vec<ValueId>,
     end: u64,
 }
 
@@ -74,6 +76,7 @@ impl Store {
         self.end = offset + length;
         *self.parts.entry(part).or_default() += ByteCount(length);
         let value = graph.intern(name);
+        self.placed.push(value);
         graph.value_mut(value).fact =
             Fact::new(dtype, shape.iter().map(|&d| Dim::Known(d)).collect::<Vec<_>>());
         let location = DATA_FILE.to_owned();

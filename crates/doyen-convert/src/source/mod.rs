@@ -10,6 +10,7 @@ mod weight;
 pub use weight::{SourceType, Weight};
 
 use crate::ConvertError;
+use bytes::Bytes;
 use file::TensorFile;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,6 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The tensors of a checkpoint folder by name. Remembers which were taken.
 #[derive(Debug)]
 pub struct Checkpoint {
-    dir: PathBuf,
     tensors: BTreeMap<String, Entry>,
     taken: BTreeSet<String>,
 }
@@ -31,7 +31,7 @@ pub struct Checkpoint {
 struct Entry {
     dtype: SourceType,
     shape: Vec<usize>,
-    bytes: bytes::Bytes,
+    bytes: Bytes,
 }
 
 impl Checkpoint {
@@ -50,12 +50,21 @@ impl Checkpoint {
         } else {
             return Err(nothing_to_read(dir, single));
         };
-        Ok(Self { dir: dir.to_owned(), tensors, taken: BTreeSet::new() })
+        Ok(Self { tensors, taken: BTreeSet::new() })
     }
 
-    /// The folder.
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    /// The tensors of one safetensors file that is in memory; `name` stands for its path in errors.
+    ///
+    /// # Errors
+    /// When the header is malformed or the bytes are not what it says.
+    pub fn from_bytes(bytes: &Bytes, name: &Path) -> Result<Self, ConvertError> {
+        let tensors = TensorFile::parse(bytes, name)?.into_entries().collect();
+        Ok(Self { tensors, taken: BTreeSet::new() })
+    }
+
+    /// Name and shape of every tensor.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.tensors.iter().map(|(n, e)| (n.as_str(), e.shape.as_slice()))
     }
 
     /// Whether there is a tensor of this name.
@@ -147,3 +156,6 @@ fn read_shards(dir: &Path, index: &Path) -> Result<BTreeMap<String, Entry>, Conv
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! Real checkpoints, converted without quantization and run by the reference interpreter, against recorded outputs.
+
+use doyen_convert::{Options, Silent, Target, convert};
+use doyen_graph::{
+    interp::Interpreter,
+    package::{DirSource, Package},
+};
+use doyen_tensor::{FloatType, Tensor};
+use safetensors::SafeTensors;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+fn shared() -> PathBuf {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared");
+    let path = PathBuf::from(std::env::var_os("DOYEN_SHARED").unwrap_or_else(|| default.into()));
+    assert!(path.is_dir(), "{} is missing; set DOYEN_SHARED to the shared test data", path.display());
+    path
+}
+
+fn float_package(checkpoint: &Path) -> (tempfile::TempDir, Package) {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("package");
+    let options = Options::float(FloatType::F32);
+    convert(checkpoint, &Target::new(&target), &options, &mut Silent).unwrap();
+    let package = Package::open(Arc::new(DirSource::open(&target).unwrap())).unwrap();
+    (dir, package)
+}
+
+/// One step: new tokens after a cache; logits `[n, vocab]` flat, and the cache after them.
+fn step(package: &Package, ids: &[i64], cache: &[(String, Tensor)]) -> (Vec<f32>, Vec<(String, Tensor)>) {
+    let past = cache[0].1.shape()[2];
+    let mut inputs = vec![
+        ("input_ids", Tensor::from_slice([1, ids.len()], ids).unwrap()),
+        ("attention_mask", Tensor::from_slice([1, past + ids.len()], &vec![1i64; past + ids.len()]).unwrap()),
+    ];
+    inputs.extend(cache.iter().map(|(n, t)| (n.as_str(), t.clone())));
+    let mut out = Interpreter::new(&package.graph).run(&inputs).unwrap().into_iter();
+    let logits = out.next().unwrap().to_f32().unwrap();
+    (logits, cache.iter().map(|(n, _)| n.clone()).zip(out).collect())
+}
+
+fn empty_cache(package: &Package) -> Vec<(String, Tensor)> {
+    let values = package.graph.inputs.iter().map(|&i| package.graph.value(i));
+    values
+        .filter(|v| v.name.starts_with("past_key_values."))
+        .map(|v| {
+            let dims = [1, v.fact.dim(1).known().unwrap(), 0, v.fact.dim(3).known().unwrap()];
+            (v.name.clone(), Tensor::from_f32(v.fact.dtype.unwrap(), dims, &[]).unwrap())
+        })
+        .collect()
+}
+
+fn argmax(row: &[f32]) -> i64 {
+    (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).unwrap() as i64
+}
+
+/// Logits of whole prompts within 1e-4, and greedy tokens with the cache fed back.
+fn check(name: &str, checkpoint: &Path, prompts: usize, greedy: usize) {
+    let (_dir, package) = float_package(checkpoint);
+    let file = std::fs::read(shared().join("goldens").join(name).join("golden.safetensors")).unwrap();
+    let golden = SafeTensors::deserialize(&file).unwrap();
+    let ints = |key: &str| -> Vec<i64> {
+        golden.tensor(key).unwrap().data().as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect()
+    };
+    for k in 0..prompts {
+        let logits = golden.tensor(&format!("logits_{k}")).unwrap();
+        let vocab = logits.shape()[1];
+        let expected = logits.data().as_chunks().0.iter().map(|&b| f32::from_le_bytes(b));
+        let (found, mut cache) = step(&package, &ints(&format!("prompt_{k}")), &empty_cache(&package));
+        let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(worst <= 1e-4, "{name}, prompt {k}: {worst}");
+        let mut token = argmax(&found[found.len() - vocab..]);
+        for (i, &expected) in ints(&format!("greedy_{k}")).iter().take(greedy).enumerate() {
+            assert_eq!(token, expected, "{name}, prompt {k}, token {i}");
+            let (row, next) = step(&package, &[token], &cache);
+            (token, cache) = (argmax(&row), next);
+        }
+    }
+}
+
+fn golden(name: &str) {
+    check(name, &shared().join("goldens").join(name).join("checkpoint"), 3, 24);
+}
+
+#[test]
+fn llama() {
+    golden("llama");
+}
+
+#[test]
+fn qwen3_moe() {
+    golden("qwen3_moe");
+}
+
+#[test]
+fn qwen3_moe_tied() {
+    golden("qwen3_moe_tied");
+}
+
+/// One prompt and a few tokens: the interpreter is slow on purpose.
+#[test]
+fn docmoe() {
+    check("docmoe", &shared().join("models/docmoe-hf"), 1, 4);
+}

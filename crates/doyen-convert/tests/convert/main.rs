@@ -1,0 +1,6 @@
+//! Conversions as a whole: synthetic checkpoints, broken ones, and real ones against recorded outputs.
+
+mod bad_input;
+mod common;
+mod goldens;
+mod packages;
