@@ -181,9 +181,12 @@ mod value;
 
 pub mod activation;
 mod args;
+pub mod attention;
 mod experts;
+pub mod gated;
 pub mod gather_block_quantized;
 pub mod gqa;
+pub mod lp_norm;
 pub mod matmul_nbits;
 pub mod moe;
 pub mod norm;
@@ -282,6 +285,8 @@ ops! {
     GatherBlockQuantized(gather_block_quantized::GatherBlockQuantized) "com.microsoft" [GatherBlockQuantized],
     /// Attention with its own cache.
     GroupQueryAttention(gqa::GroupQueryAttention) "com.microsoft" [GroupQueryAttention],
+    /// Attention over inputs and an explicit past.
+    Attention(attention::Attention) "" [Attention],
     /// Rotary embedding, contrib form.
     ContribRotary(rotary::ContribRotary) "com.microsoft" [RotaryEmbedding],
     /// Rotary embedding, standard form.
@@ -290,6 +295,14 @@ ops! {
     MRotary(rotary::MRotary) "com.microsoft" [MRotaryEmbedding],
     /// Layer and RMS normalisation.
     Norm(norm::Norm) "" [LayerNormalization, RMSNormalization, SimplifiedLayerNormalization],
+    /// Division by a norm.
+    LpNorm(lp_norm::LpNorm) "" [LpNormalization],
+    /// RMS normalisation times an activated gate.
+    GatedRmsNorm(gated::GatedRmsNorm) "com.microsoft" [GatedRMSNorm],
+    /// Sum with a gated value.
+    GatedAdd(gated::GatedAdd) "com.microsoft" [GatedAdd],
+    /// Decay and update rate of linear attention.
+    LinearAttentionGate(gated::LinearAttentionGate) "com.microsoft" [LinearAttentionGate],
     /// Normalisation of the sum with the residual stream.
     SkipNorm(skip_norm::SkipNorm) "com.microsoft" [SkipLayerNormalization, SkipSimplifiedLayerNormalization],
 }
