@@ -1,7 +1,7 @@
 //! Text in and out of a language model: tokenizers, streaming detokenization, stop strings, chat templates.
 //!
-//! Everything here works on bytes and strings that the caller has read; nothing touches files, threads or devices.
-//! Input comes from model authors and users, so bad input is an error with a reason and never a panic.
+//! Everything here works on bytes and strings that the caller has read; nothing touches files or devices. Input comes
+//! from model authors and users, so bad input is an error with a reason and never a panic.
 //!
 //! * [`Tokenizer`] reads Hugging Face `tokenizer.json` and turns text into ids and back.
 //! * [`Detokenizer`] turns ids into text one at a time, releasing only what no later token can change.

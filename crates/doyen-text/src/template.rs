@@ -8,6 +8,7 @@
 //! Which template a package means is decided by [`ChatTemplates`]. Parsing what a model answers is not done here.
 
 mod clock;
+mod deep;
 mod error;
 mod generation;
 mod python;
@@ -25,11 +26,13 @@ pub use self::error::TemplateError;
 pub use self::select::ChatTemplates;
 use crate::tokenizer::NamedTokens;
 
+/// Largest template; the largest released ones have some tens of kilobytes.
+const MAX_SOURCE: usize = 1 << 20;
 /// Steps a rendering may take whatever its input. A step is an instruction or 64 bytes of data, so this bounds
-/// memory to 128 MiB and time to about a second; released templates need some thousands.
-const FUEL: u64 = 2 << 20;
-/// Further steps per byte of messages, tools and documents.
-const FUEL_PER_BYTE: u64 = 8;
+/// what a template can make to 64 MiB; released templates need some thousands.
+const FUEL: u64 = 1 << 20;
+/// Bytes of messages, tools and documents for one step more: enough for every byte to be copied eight times.
+const BYTES_PER_FUEL: u64 = 8;
 
 /// What a template is given.
 #[derive(Debug, Clone)]
@@ -63,13 +66,23 @@ impl ChatTemplate {
     /// Compiles `source`; `file` says in errors where it came from.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`] with line and reason.
+    /// [`TemplateError::Syntax`] with line and reason; [`TemplateError::TooLong`] above 1 MiB.
     pub fn new(source: &str, file: &str) -> Result<Self, TemplateError> {
-        let mut environment = environment();
-        environment
-            .add_template_owned(NAME, generation::rewrite(source).into_owned())
-            .map_err(|e| TemplateError::syntax(&e, file))?;
-        Ok(Self { environment, file: file.to_owned() })
+        if source.len() > MAX_SOURCE {
+            return Err(TemplateError::TooLong {
+                file: file.to_owned(),
+                bytes: source.len(),
+                limit: MAX_SOURCE,
+            });
+        }
+        deep::with_stack(source.len() as u64, || {
+            let mut environment = environment();
+            environment
+                .add_template_owned(NAME, generation::rewrite(source).into_owned())
+                .map_err(|e| TemplateError::syntax(&e, file))?;
+            Ok(Self { environment, file: file.to_owned() })
+        })
+        .map_err(|e| TemplateError::engine(&e, file))?
     }
 
     /// Compiles a template from the bytes of a file.
@@ -115,12 +128,17 @@ impl ChatTemplate {
         size: u64,
         now: Now,
     ) -> Result<String, TemplateError> {
-        let fuel = FUEL.saturating_add(size.saturating_mul(FUEL_PER_BYTE));
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel));
-        environment.add_function("strftime_now", move |format: &str| now.strftime(format));
-        let template = environment.get_template(NAME).map_err(|e| TemplateError::syntax(&e, &self.file))?;
-        template.render(Value::from_pairs(variables)).map_err(|e| TemplateError::render(&e, &self.file, fuel))
+        let fuel = FUEL + size / BYTES_PER_FUEL;
+        let variables = Value::from_pairs(variables);
+        deep::with_stack(fuel, move || {
+            let mut environment = self.environment.clone();
+            environment.set_fuel(Some(fuel));
+            environment.add_function("strftime_now", move |format: &str| now.strftime(format));
+            let template =
+                environment.get_template(NAME).map_err(|e| TemplateError::syntax(&e, &self.file))?;
+            template.render(variables).map_err(|e| TemplateError::render(&e, &self.file, fuel))
+        })
+        .map_err(|e| TemplateError::engine(&e, &self.file))?
     }
 }
 
@@ -146,8 +164,16 @@ fn environment() -> Environment<'static> {
     if let Ok(syntax) = syntax.build() {
         environment.set_syntax(syntax);
     }
+    minijinja_contrib::add_to_environment(&mut environment);
+    // Not known to `transformers`, or without limits: the dump of all variables and the indented form of a value.
+    environment.remove_global("debug");
+    environment.remove_filter("pprint");
     environment.set_unknown_method_callback(python::unknown_method);
     environment.add_filter("tojson", tojson::tojson);
+    environment.add_filter("indent", python::indent);
+    environment.add_filter("wordcount", python::word_count);
+    environment.add_test("callable", python::is_callable);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let message = message.to_string();

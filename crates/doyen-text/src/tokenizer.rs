@@ -1,7 +1,7 @@
 //! [`Tokenizer`]: Hugging Face tokenizer files to token ids and back.
 //!
 //! The work is done by the `tokenizers` library, which trusts its input. This module does not: files are checked
-//! first ([`check`]), and a panic inside the library becomes an error that sticks to the tokenizer. Streaming is
+//! first (`check`), and a panic inside the library becomes an error that sticks to the tokenizer. Streaming is
 //! in [`crate::stream`], chat templates are in [`crate::template`].
 
 mod check;

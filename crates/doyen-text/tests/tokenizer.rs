@@ -156,6 +156,26 @@ const PYTHON_IDS: &[(&str, &[u32])] = &[
     ),
 ];
 
+/// Splits by several regular expressions of a model's own, in the manner of DeepSeek-V2; ids as above.
+#[test]
+fn any_regular_expression_may_split() {
+    let split = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let mut document: Value =
+        serde_json::from_slice(&shared("goldens/llama/checkpoint/tokenizer.json")).unwrap();
+    document["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+        split("[\r\n]"), split("\\s?[\\p{L}]+"), split("\\s?\\p{P}+"), split("[一-龥ࠀ-一가-\u{d7ff}]+"),
+        {"type": "Digits", "individual_digits": true},
+        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+    ]});
+    let text = "Hello, wörld! 12345 don't\n\n  indented\t😀 日本語 <|im_end|>";
+    let expected = [
+        1, 42, 608, 318, 14, 286, 130, 117, 84, 78, 70, 3, 223, 19, 20, 21, 22, 23, 281, 263, 9, 86, 201,
+        201, 223, 618, 311, 278, 200, 175, 256, 249, 225, 223, 165, 248, 101, 165, 253, 108, 167, 106, 255,
+        223, 30, 94, 309, 65, 276, 70, 94, 32,
+    ];
+    assert_eq!(load(&document).encode_with_special(text).unwrap(), ids(&expected));
+}
+
 #[test]
 fn errors_name_the_file_and_the_reason() {
     let not_json = Tokenizer::from_bytes(b"{\"model\": ", None).unwrap_err();

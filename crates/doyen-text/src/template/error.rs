@@ -47,6 +47,24 @@ pub enum TemplateError {
         /// The limit that was exceeded.
         fuel: u64,
     },
+    /// The template is far larger than a chat template.
+    #[error("{file}: the chat template has {bytes} bytes; the limit is {limit}")]
+    TooLong {
+        /// Where the template came from.
+        file: String,
+        /// Its size.
+        bytes: usize,
+        /// The largest size that is read.
+        limit: usize,
+    },
+    /// The template engine could not run.
+    #[error("{file}: the chat template could not be evaluated: {reason}")]
+    Engine {
+        /// Where the template came from.
+        file: String,
+        /// Why not.
+        reason: String,
+    },
     /// The configuration that holds the template, or the input for it, is malformed.
     #[error("{file}: {reason}")]
     Config {
@@ -71,6 +89,10 @@ pub enum TemplateError {
 pub(super) struct Raised(pub String);
 
 impl TemplateError {
+    pub(super) fn engine(error: &super::deep::DeepError, file: &str) -> Self {
+        Self::Engine { file: file.to_owned(), reason: error.to_string() }
+    }
+
     pub(super) fn syntax(error: &minijinja::Error, file: &str) -> Self {
         Self::Syntax { file: file.to_owned(), line: error.line().unwrap_or(1), reason: reason(error) }
     }

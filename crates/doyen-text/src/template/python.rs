@@ -6,6 +6,9 @@
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+/// Widest indentation by a number.
+const MAX_INDENT: usize = 256;
+
 pub(super) fn unknown_method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -98,6 +101,8 @@ fn string_method(
             Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
         }
         "ljust" | "rjust" | "center" | "zfill" => padded(state, text, method, args)?,
+        // The contrib crate makes the padding before it is charged for, gigabytes of it if the template says so.
+        "format" if has_wide_field(text) => return Err(invalid("format: widths have at most 4 digits")),
         _ => return Ok(None),
     }))
 }
@@ -200,6 +205,13 @@ fn padded(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Re
     }))
 }
 
+/// Whether a format text holds a number of more than four digits or takes a width from an argument.
+fn has_wide_field(text: &str) -> bool {
+    let long_number = text.as_bytes().split(|b| !b.is_ascii_digit()).any(|digits| digits.len() > 4);
+    let nested = text.split('{').skip(1).any(|field| field.contains(':') && !field.contains('}'));
+    long_number || nested
+}
+
 fn sequence_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(match method {
         "index" => {
@@ -213,6 +225,56 @@ fn sequence_method(value: &Value, method: &str, args: &[Value]) -> Result<Option
         }
         _ => None,
     })
+}
+
+/// `indent` of Jinja, whose width may be a text as well as a number of spaces.
+#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
+pub(super) fn indent(
+    state: &State<'_, '_>,
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?);
+    let first = first.or(kwargs.get("first")?).unwrap_or(false);
+    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let indention = match &width {
+        None => "    ".to_owned(),
+        Some(width) => match (width.as_str(), width.as_usize()) {
+            (Some(text), _) => text.to_owned(),
+            (None, Some(spaces)) if spaces <= MAX_INDENT => " ".repeat(spaces),
+            _ => return Err(invalid("indent: the width must be a text or a small number")),
+        },
+    };
+    state.consume_fuel((text.matches('\n').count().saturating_mul(indention.len()) / 64) as u64)?;
+    let mut out = String::with_capacity(text.len());
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&indention);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// `wordcount` of Jinja.
+pub(super) fn word_count(text: &str) -> usize {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).count()
+}
+
+/// `is iterable` of Jinja: None is not, an undefined value is.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// `is callable` of Jinja: functions and macros.
+pub(super) fn is_callable(value: &Value) -> bool {
+    value.kind() == ValueKind::Plain
 }
 
 /// `is sequence` of Jinja: whatever has a length and can be indexed, strings and mappings included.

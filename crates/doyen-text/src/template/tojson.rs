@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 /// Deeper values come only from templates that build them to overflow a stack.
@@ -14,15 +14,19 @@ const MAX_INDENT: usize = 64;
 /// copied ones (64 bytes), and so does this filter.
 const BYTES_PER_FUEL: usize = 4;
 
-/// `value|tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn tojson(state: &State<'_, '_>, value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
-    type Arguments = (Option<bool>, Option<Value>, Option<Value>, Option<bool>, Kwargs);
-    let Rest(arguments) = arguments;
-    let (ensure_ascii, indent, separators, sort_keys, kwargs): Arguments = from_args(&arguments)?;
+/// `value|tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`; the last two by name only.
+#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
+pub(super) fn tojson(
+    state: &State<'_, '_>,
+    value: &Value,
+    ensure_ascii: Option<bool>,
+    indent: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
     let ensure_ascii = ensure_ascii.or(kwargs.get("ensure_ascii")?).unwrap_or(false);
     let indent = indent_of(indent.or(kwargs.get("indent")?))?;
-    let separators = separators.or(kwargs.get("separators")?).filter(|v| !v.is_none());
-    let sort_keys = sort_keys.or(kwargs.get("sort_keys")?).unwrap_or(false);
+    let separators = kwargs.get::<Option<Value>>("separators")?.filter(|v| !v.is_none());
+    let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
     let (item, key) = match separators {
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
