@@ -165,10 +165,12 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Declared types of intermediate values; those of values that do not exist are ignored.
+    /// Declared types of intermediate values. Those of values that do not exist are ignored, and those of constants,
+    /// whose data says what they are (one exporter declares its lists of one number as scalars).
     fn declared(&mut self, proto: &GraphProto) -> Result<(), DecodeError> {
         for v in &proto.value_info {
-            if let Some(id) = self.graph.find(v.name()) {
+            let id = self.graph.find(v.name());
+            if let Some(id) = id.filter(|&id| self.graph.value(id).fact.constant.is_none()) {
                 self.declare("value", id, fact("value", v)?)?;
             }
         }

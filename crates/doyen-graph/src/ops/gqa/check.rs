@@ -143,7 +143,11 @@ fn past(
 fn lengths(inputs: &[Option<&Fact>], sizes: Sizes) -> Result<(), OpError> {
     let seqlens = required(inputs, SEQLENS_K, "seqlens_k")?;
     check_type("seqlens_k", seqlens, &[DType::I32])?;
-    expect("seqlens_k", seqlens, &[sizes.batch], "batch")?;
+    match seqlens.rank() {
+        // A producer keeps the summed axis of the mask.
+        Some(2) => expect("seqlens_k", seqlens, &[sizes.batch, Some(1)], "batch, 1")?,
+        _ => expect("seqlens_k", seqlens, &[sizes.batch], "batch")?,
+    }
     let total = required(inputs, TOTAL_SEQUENCE_LENGTH, "total_sequence_length")?;
     check_type("total_sequence_length", total, &[DType::I32])?;
     match total.rank() {
