@@ -9,6 +9,7 @@
 //! | [`check`] | topological order, shape inference, every reason a graph cannot run |
 //! | [`interp`] | the reference interpreter, judge of every backend |
 //! | [`lowered`] | the stateful graph over ragged tokens that devices run |
+//! | [`naive`] | a lowered graph run in the plainest way: the judge of backends |
 //! | [`device`] | the traits a backend implements, and the planned program it is given |
 //! | [`package`] | package files, mapped: manifest, ports, tokenizer files |
 //! | [`testkit`] | the conformance runner |
@@ -23,6 +24,7 @@ pub mod device;
 pub mod interp;
 pub mod ir;
 pub mod lowered;
+pub mod naive;
 pub mod onnx;
 pub mod ops;
 pub mod package;

@@ -100,12 +100,14 @@ pub struct LNode {
 /// What a lowered node does.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LOp {
-    /// An operator as exported, pointwise along the token axis, with the exported operator's inputs and outputs.
+    /// An operator as exported, pointwise along the token axis, with the exported operator's inputs and outputs. A
+    /// shape that counts tokens (Expand) is absent: the extents of the output say it.
     Op(Op),
     /// The same elements under other extents: what Reshape, Squeeze, Unsqueeze, Flatten, Identity and casts among
     /// float types become. Input: `x` alone; the planner gives the output the slot of its input.
     View,
-    /// Keeps the wanted logit rows. Inputs: `x [.., T, ..]`; output `[.., R, ..]`; `axis` is the token axis.
+    /// Keeps the wanted logit rows. Inputs: `x [.., n*T, ..]`; output `[.., n*R, ..]`; `axis` is the token axis, n
+    /// elements of it to a token.
     SelectRows {
         /// The token axis of the input.
         axis: usize,

@@ -3,7 +3,7 @@
 use super::view;
 use crate::{
     ir::{Constant, Fact, Node},
-    ops::OpError,
+    ops::{Op, OpError},
 };
 use doyen_tensor::Shape;
 use std::{ops::Range, sync::Arc};
@@ -18,33 +18,24 @@ pub(super) fn as_views(
     let constants: Vec<Option<&Arc<Constant>>> =
         inputs.iter().map(|f| f.and_then(|f| f.constant.as_ref())).collect();
     let Some(Some(x)) = constants.first() else { return Ok(None) };
-    if !node.domain.is_empty() {
-        return Ok(None);
-    }
     let shapes = declared.iter().map(Fact::concrete_shape).collect::<Option<Vec<Shape>>>();
-    let views = match (node.op_type.as_str(), shapes.as_deref()) {
-        ("Identity", _) => Some(vec![Constant::clone(x)]),
-        ("Reshape" | "Squeeze" | "Unsqueeze" | "Flatten", Some([shape])) => {
+    let rank = x.shape().len();
+    let views = match (&node.op, shapes.as_deref()) {
+        (Op::Identity(_), _) => Some(vec![Constant::clone(x)]),
+        (Op::Reshape(_) | Op::Squeeze(_) | Op::Unsqueeze(_) | Op::Flatten(_), Some([shape])) => {
             view::reshape(x, shape).map(|v| vec![v])
         }
-        ("Transpose", _) => view::transpose(x, &permutation(node, x.shape().len())?).map(|v| vec![v]),
-        ("Slice", _) => sliced(x, &constants)?.map(|v| vec![v]),
-        ("Split", Some(shapes)) => split(node, x, shapes)?,
-        ("Concat", _) => concat(node, &constants)?.map(|v| vec![v]),
+        (Op::Transpose(op), _) => view::transpose(x, &op.permutation(rank)?).map(|v| vec![v]),
+        (Op::Slice(_), _) => sliced(x, &constants)?.map(|v| vec![v]),
+        (Op::Split(op), Some(shapes)) => split(x, axis(op.axis, rank)?, shapes),
+        (Op::Concat(op), _) => {
+            let all: Vec<&Constant> = constants.iter().flatten().map(|c| &***c).collect();
+            view::concat(&all, axis(op.axis, rank)?).map(|v| vec![v])
+        }
         _ => None,
     };
     // Elements below a byte can be read through a view only where they still lie in one run.
     Ok(views.filter(|v| v.iter().all(|c| c.dtype().bits() >= 8 || c.as_tensor().is_some())))
-}
-
-fn permutation(node: &Node, rank: usize) -> Result<Vec<usize>, OpError> {
-    match node.attrs.clone().ints("perm")? {
-        None => Ok((0..rank).rev().collect()),
-        Some(perm) => perm
-            .iter()
-            .map(|&a| usize::try_from(a).map_err(|_| OpError::attribute("perm", "axes from 0", a)))
-            .collect(),
-    }
 }
 
 fn axis(value: i64, rank: usize) -> Result<usize, OpError> {
@@ -86,22 +77,13 @@ fn clamped(start: i64, end: i64, extent: usize) -> Range<usize> {
     start..end.max(start)
 }
 
-fn split(node: &Node, x: &Constant, shapes: &[Shape]) -> Result<Option<Vec<Constant>>, OpError> {
-    let axis = axis(node.attrs.clone().int("axis")?.unwrap_or(0), x.shape().len())?;
+fn split(x: &Constant, axis: usize, shapes: &[Shape]) -> Option<Vec<Constant>> {
     let mut start = 0;
     let mut out = Vec::with_capacity(shapes.len());
     for shape in shapes {
-        let Some(&extent) = shape.get(axis) else { return Ok(None) };
-        let Some(v) = view::slice(x, axis, start..start + extent) else { return Ok(None) };
-        out.push(v);
-        start += extent;
+        let end = start + shape.get(axis)?;
+        out.push(view::slice(x, axis, start..end)?);
+        start = end;
     }
-    Ok(Some(out))
-}
-
-fn concat(node: &Node, constants: &[Option<&Arc<Constant>>]) -> Result<Option<Constant>, OpError> {
-    let all: Vec<&Constant> = constants.iter().flatten().map(|c| &***c).collect();
-    let Some(first) = all.first() else { return Ok(None) };
-    let axis = axis(node.attrs.clone().required_int("axis")?, first.shape().len())?;
-    Ok(view::concat(&all, axis))
+    Some(out)
 }

@@ -1,0 +1,198 @@
+//! What lowers, lowers to the same function.
+
+use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, VOCAB, genai_llama, qwen3_moe};
+use crate::{
+    check::check,
+    interp::Interpreter,
+    ir::{Attr, Dim, Graph},
+    lowered::{Extent, LOp, Lowered},
+    naive::{Naive, NewTokens},
+    pass::{
+        dead::dead,
+        fold::{FoldLimits, fold},
+        lower::{LowerSpec, StatePorts, lower},
+    },
+};
+use doyen_tensor::{DType, Tensor};
+
+/// Logits of the exported graph on a whole prompt with empty caches, whose head size the lowered graph knows.
+fn exported(graph: &Graph, spec: &LowerSpec, lowered: &Lowered, tokens: &[u32]) -> Vec<f32> {
+    let n = tokens.len();
+    let ids: Vec<i64> = tokens.iter().map(|&t| i64::from(t)).collect();
+    let mut inputs = vec![(spec.input_ids.as_str(), Tensor::from_slice([1, n], &ids).unwrap())];
+    if let Some(mask) = &spec.attention_mask {
+        inputs.push((mask, Tensor::from_slice([1, n], &vec![1i64; n]).unwrap()));
+    }
+    if let Some(positions) = &spec.position_ids {
+        inputs.push((positions, Tensor::from_slice([1, n], &(0..n as i64).collect::<Vec<_>>()).unwrap()));
+    }
+    for pair in &spec.states {
+        let StatePorts::KeyValue(p) = &pair.ports else { panic!("a state of fixed size") };
+        for name in [&p.past_key, &p.past_value] {
+            let fact = &graph.value(graph.find(name).unwrap()).fact;
+            let group = lowered.groups.iter().find(|g| g.layers.contains(p)).unwrap();
+            let (heads, size) = (group.kv_heads, group.k_head_size);
+            let empty = Tensor::from_f32(fact.dtype.unwrap(), [1, heads, 0, size], &[]).unwrap();
+            inputs.push((name, empty));
+        }
+    }
+    Interpreter::new(graph).run(&inputs).unwrap()[0].to_f32().unwrap()
+}
+
+pub(super) fn lowered(graph: &Graph, spec: &LowerSpec) -> Lowered {
+    let mut graph = graph.clone();
+    fold(&mut graph, FoldLimits::default()).unwrap();
+    dead(&mut graph);
+    lower(&graph, spec).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0f32, f32::max);
+    assert!(worst <= tolerance, "{what}: off by {worst}");
+    assert!(want.iter().any(|w| w.abs() > 0.1), "{what}: logits are all about zero");
+}
+
+/// Whole prompts, then prefill and decode of two interleaved sequences, against recomputation by the interpreter.
+pub(super) fn agrees(graph: &mut Graph, spec: &LowerSpec, vocabulary: usize, tolerance: f32) -> Lowered {
+    check(graph).unwrap();
+    let lowered = lowered(graph, spec);
+    let prompts: [Vec<u32>; 2] =
+        [(0..9).map(|i| i * 7 % 31).collect(), (0..6).map(|i| (i * 11 + 3) % 31).collect()];
+    let want: Vec<Vec<f32>> = prompts.iter().map(|p| exported(graph, spec, &lowered, p)).collect();
+    let mut run = Naive::new(lowered.clone()).unwrap();
+    let rows: Vec<u32> = (0..prompts[0].len() as u32).collect();
+    let whole = run.step(&[NewTokens { sequence: 0, tokens: &prompts[0] }], &rows, &[]).unwrap();
+    close(&whole[0].to_f32().unwrap(), &want[0], tolerance, "whole prompt");
+
+    let mut run = Naive::new(lowered.clone()).unwrap();
+    let cut = [(0..4, 0..2), (4..5, 2..5), (5..8, 5..6), (8..9, 6..6)];
+    for (a, b) in cut {
+        let batch = [
+            NewTokens { sequence: 1, tokens: &prompts[1][b.clone()] },
+            NewTokens { sequence: 0, tokens: &prompts[0][a.clone()] },
+        ];
+        let batch = if b.is_empty() { &batch[1..] } else { &batch[..] };
+        let last = (a.len() + b.len() - 1) as u32;
+        let got = run.step(batch, &[last], &[]).unwrap();
+        assert_eq!(got[0].shape().dims(), [1, 1, vocabulary]);
+        let at = a.end - 1;
+        let want = &want[0][at * vocabulary..(at + 1) * vocabulary];
+        close(&got[0].to_f32().unwrap(), want, tolerance, &format!("token {at} of a chunked prompt"));
+    }
+    lowered
+}
+
+fn count(graph: &Lowered, is: impl Fn(&LOp) -> bool) -> usize {
+    graph.nodes.iter().filter(|n| is(&n.op)).count()
+}
+
+#[test]
+fn genai_llama_lowers_to_the_same_function() {
+    let (mut graph, spec) = genai_llama(DType::F32);
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert_eq!(count(&l, |op| matches!(op, LOp::Attention(a) if a.packed_qkv && a.rotary.is_some())), 2);
+    assert_eq!(count(&l, |op| *op == LOp::SiluMul), 2);
+    assert_eq!(l.groups.len(), 1);
+    assert_eq!(l.groups[0].layers[1].past_key, "past_key.1");
+    assert!(l.positions.is_none());
+    assert_eq!(l.value(l.outputs[0]).dims, [Extent::Fixed(1), Extent::Rows(1), Extent::Fixed(VOCAB)]);
+}
+
+#[test]
+fn rows_are_selected_right_after_the_last_attention() {
+    let (mut graph, spec) = genai_llama(DType::F32);
+    check(&mut graph).unwrap();
+    let l = lowered(&graph, &spec);
+    let selected: Vec<&str> =
+        l.nodes.iter().filter(|n| matches!(n.op, LOp::SelectRows { .. })).map(|n| n.name.as_str()).collect();
+    assert_eq!(selected, ["attention.1/rows", "next_norm.0.sum/rows"]);
+    let attention = l.nodes.iter().rposition(|n| matches!(n.op, LOp::Attention(_))).unwrap();
+    for node in &l.nodes[attention + 1..] {
+        for v in node.outputs.iter().flatten() {
+            assert!(!l.value(*v).dims.iter().any(|d| matches!(d, Extent::Tokens(_))), "{}", node.name);
+        }
+    }
+}
+
+#[test]
+fn float16_weights_are_computed_in_float32() {
+    let (mut graph, spec) = genai_llama(DType::F16);
+    // The exported graph rounds every result to float16, the lowered one none.
+    let l = agrees(&mut graph, &spec, VOCAB, 3e-2);
+    let logits = l.value(l.outputs[0]);
+    assert_eq!((logits.dtype, logits.declared), (DType::F32, DType::F16));
+}
+
+#[test]
+fn qwen3_moe_lowers_to_the_same_function() {
+    for given in [false, true] {
+        let (mut graph, spec) = qwen3_moe(given);
+        let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+        assert_eq!(count(&l, |op| matches!(op, LOp::Attention(a) if a.qk_norm == Some(1e-6))), 2);
+        assert_eq!(count(&l, |op| matches!(op, LOp::Experts(e) if e.experts == 6 && e.k == 2)), 2);
+        let route = l.nodes.iter().find(|n| matches!(n.op, LOp::Route(_))).unwrap();
+        assert_eq!(route.inputs[1].is_some(), given);
+        let bank = l.nodes.iter().find(|n| matches!(n.op, LOp::Experts(_))).unwrap();
+        assert_eq!(bank.inputs.len(), if given { 16 } else { 8 });
+    }
+}
+
+#[test]
+fn windows_softcaps_and_sinks_reach_the_attention() {
+    let mut b = Build::new(DType::F32);
+    let residual = b.embed();
+    let mut x = b.norm("first_norm", residual, HIDDEN);
+    for (layer, window) in [3, -1].into_iter().enumerate() {
+        let qkv = b.matmul(&format!("qkv.{layer}"), x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+        let extra = [
+            ("local_window_size", Attr::Int(window)),
+            ("softcap", Attr::Float(2.0)),
+            ("smooth_softmax", Attr::Int(1)),
+            ("scale", Attr::Float(0.4)),
+            ("rotary_interleaved", Attr::Int(1)),
+        ];
+        let y = b.attention(layer, Lengths::Genai, [Some(qkv), None, None], extra);
+        x = b.matmul(&format!("o.{layer}"), y, HEADS * HEAD, HIDDEN);
+    }
+    let (mut graph, spec) = b.head(x);
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert_eq!(l.groups.iter().map(|g| g.window).collect::<Vec<_>>(), [Some(3), None]);
+}
+
+#[test]
+fn positions_read_by_plain_operators_become_running_positions() {
+    let mut b = Build::new(DType::F32);
+    let ids = [Dim::from("batch"), Dim::from("sequence")];
+    let positions = b.g.add_input("position_ids", crate::ir::Fact::new(DType::I64, ids));
+    b.spec.position_ids = Some("position_ids".into());
+    let e = b.embed();
+    let table = b.weight("positions_table", &[40, HIDDEN], 1.0);
+    let p = b.node("Gather", "position_rows", [], &[Some(table), Some(positions)]);
+    let x = b.node("Add", "placed", [], &[Some(e), Some(p)]);
+    let qkv = b.matmul("qkv.0", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], []);
+    let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+    let sum = b.node("Add", "sum", [], &[Some(x), Some(o)]);
+    let (mut graph, spec) = b.head(sum);
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert!(l.positions.is_some());
+}
+
+#[test]
+fn shapes_computed_from_the_input_are_followed() {
+    let mut b = Build::new(DType::F32);
+    let e = b.embed();
+    let shape = b.node("Shape", "ids_shape", [], &[b.g.find("input_ids")]);
+    let heads = b.ints("heads", &[HEADS as i64, -1]);
+    let to = b.node("Concat", "heads_shape", [("axis", Attr::Int(0))], &[Some(shape), Some(heads)]);
+    let split = b.node("Reshape", "split", [], &[Some(e), Some(to)]);
+    let act = b.node("Tanh", "act", [], &[Some(split)]);
+    let back = b.ints("back", &[0, 0, -1]);
+    let x = b.node("Reshape", "back_together", [], &[Some(act), Some(back)]);
+    let qkv = b.matmul("qkv.0", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], []);
+    let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+    let (mut graph, spec) = b.head(o);
+    agrees(&mut graph, &spec, VOCAB, 1e-4);
+}

@@ -1,0 +1,166 @@
+//! Packages of other producers: they lower to what ONNX Runtime computed from them, or are refused for a true reason.
+
+use super::{
+    equal::{agrees, lowered},
+    refuse::{refusal, says},
+};
+use crate::{
+    check::check,
+    ir::Graph,
+    lowered::{CachePorts, LOp},
+    naive::{Naive, NewTokens},
+    onnx::decode,
+    package::{DataFiles, DirSource, PackageSource},
+    pass::lower::{LowerSpec, StatePair, StatePorts},
+};
+use safetensors::SafeTensors;
+use std::path::PathBuf;
+
+const VOCAB: usize = 1024;
+
+fn package(name: &str) -> PathBuf {
+    let shared = std::env::var_os("DOYEN_SHARED").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
+        PathBuf::from,
+    );
+    let path = shared.join("goldens").join(name);
+    assert!(path.is_dir(), "{} is not there; set DOYEN_SHARED", path.display());
+    path
+}
+
+fn open(name: &str) -> (Graph, LowerSpec) {
+    let mut graph = read(name);
+    check(&mut graph).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let spec = ports(&graph);
+    (graph, spec)
+}
+
+fn read(name: &str) -> Graph {
+    let source = DirSource::open(package(name)).unwrap();
+    let bytes = source.required("model.onnx").unwrap();
+    decode(bytes, &DataFiles::beside(&source, "model.onnx")).unwrap()
+}
+
+/// Why a package does not run: an operator that is not known, or one that does not lower.
+fn why_not(name: &str) -> String {
+    let mut graph = read(name);
+    match check(&mut graph) {
+        Err(e) => e.to_string(),
+        Ok(()) => refusal((graph.clone(), ports(&graph))),
+    }
+}
+
+/// The ports by the names both producers use.
+fn ports(graph: &Graph) -> LowerSpec {
+    let has = |name: &str| graph.find(name).is_some().then(|| name.to_owned());
+    let mut states = Vec::new();
+    for layer in 0.. {
+        let past = |what: &str| has(&format!("past_key_values.{layer}.{what}"));
+        let present = |what: &str| format!("present.{layer}.{what}");
+        let ports = match (past("key"), past("value"), past("conv_state"), past("recurrent_state")) {
+            (Some(past_key), Some(past_value), ..) => vec![StatePorts::KeyValue(CachePorts {
+                past_key,
+                past_value,
+                present_key: present("key"),
+                present_value: present("value"),
+            })],
+            (_, _, Some(conv), Some(recurrent)) => vec![
+                StatePorts::Fixed { past: conv, present: present("conv_state") },
+                StatePorts::Fixed { past: recurrent, present: present("recurrent_state") },
+            ],
+            _ => break,
+        };
+        states.extend(ports.into_iter().map(|ports| StatePair { layer, ports }));
+    }
+    LowerSpec {
+        input_ids: "input_ids".into(),
+        attention_mask: has("attention_mask"),
+        position_ids: has("position_ids"),
+        logits: "logits".into(),
+        states,
+    }
+}
+
+/// Whole prompts through the lowered graph, against logits that ONNX Runtime computed from the package.
+fn matches_ort(name: &str, tolerance: f32) {
+    let (graph, spec) = open(name);
+    let bytes = std::fs::read(package(name).join("golden-ort.safetensors")).unwrap();
+    let ort = SafeTensors::deserialize(&bytes).unwrap();
+    let prompts = std::fs::read(package(name).join("../golden.safetensors")).unwrap();
+    let prompts = SafeTensors::deserialize(&prompts).unwrap();
+    let lowered = lowered(&graph, &spec);
+    for k in 0..3 {
+        let prompt = prompts.tensor(&format!("prompt_{k}")).unwrap();
+        let tokens: Vec<u32> =
+            prompt.data().chunks(8).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let want = ort.tensor(&format!("ort_logits_{k}")).unwrap();
+        let want: Vec<f32> =
+            want.data().chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let rows: Vec<u32> = (0..tokens.len() as u32).collect();
+        let mut run = Naive::new(lowered.clone()).unwrap();
+        let got = run.step(&[NewTokens { sequence: 0, tokens: &tokens }], &rows, &[]).unwrap();
+        let got = got[0].to_f32().unwrap();
+        assert_eq!(got.len(), want.len());
+        let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0f32, f32::max);
+        assert!(worst < tolerance, "{name}, prompt {k}: off by {worst}");
+    }
+}
+
+#[test]
+fn llama_by_mobius() {
+    matches_ort("llama/package-mobius", 2e-4);
+    let (mut graph, spec) = open("llama/package-mobius");
+    let l = agrees(&mut graph, &spec, VOCAB, 2e-4);
+    assert!(l.nodes.iter().any(|n| n.op == LOp::SiluMul));
+}
+
+#[test]
+fn llama_by_genai_in_4_bits() {
+    let (mut graph, spec) = open("llama/package-genai-int4");
+    agrees(&mut graph, &spec, VOCAB, 2e-4);
+}
+
+/// Experts written out densely, with TopK, Softmax and Equal: plain operators that treat each token alike.
+#[test]
+fn qwen3_moe_by_mobius_with_dense_experts() {
+    matches_ort("qwen3_moe/package-mobius", 2e-4);
+    let (mut graph, spec) = open("qwen3_moe/package-mobius");
+    let l = agrees(&mut graph, &spec, VOCAB, 2e-4);
+    assert_eq!(
+        l.nodes.iter().filter(|n| matches!(&n.op, LOp::Attention(a) if a.qk_norm.is_some())).count(),
+        3
+    );
+}
+
+#[test]
+fn gemma3_by_mobius() {
+    matches_ort("gemma3/package-mobius", 2e-4);
+}
+
+#[test]
+fn gpt_oss_by_genai_with_sliding_caches() {
+    matches_ort("gpt_oss/package-genai-fp32", 2e-4);
+    for name in ["gpt_oss/package-genai-fp32", "gpt_oss/package-genai-int4"] {
+        let (graph, spec) = open(name);
+        let l = lowered(&graph, &spec);
+        assert_eq!(
+            l.groups.iter().map(|g| (g.window, g.layers.len())).collect::<Vec<_>>(),
+            [(Some(16), 2), (None, 2)]
+        );
+    }
+}
+
+/// Attention with its mask written out in plain operators.
+#[test]
+fn deepseek_v2_by_mobius_is_refused_for_its_attention() {
+    says(
+        &why_not("deepseek_v2/package-mobius"),
+        &["Attention", "model/layers.0/self_attn/Attention_node_41"],
+    );
+}
+
+#[test]
+fn qwen3_next_by_mobius_is_refused_for_its_recurrent_layers() {
+    let conv = "model/layers.0/linear_attn/conv1d/CausalConvWithState_node_33";
+    says(&why_not("qwen3_next/package-mobius"), &["CausalConvWithState", conv]);
+}

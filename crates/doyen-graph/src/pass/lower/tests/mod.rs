@@ -1,0 +1,7 @@
+//! Lowered decoders against the interpreter on the exported graph: the same tokens must give the same logits.
+
+mod build;
+mod cases;
+mod equal;
+mod goldens;
+mod refuse;
