@@ -165,6 +165,7 @@ pub mod identity;
 pub mod join;
 mod lines;
 pub mod matmul;
+pub mod minifloat;
 pub mod reduce;
 pub mod reshape;
 pub mod scatter;
