@@ -16,6 +16,9 @@ const MAX_ROWS: usize = 4;
 /// Weight rows that meet all tokens before the next ones: their packed bytes stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
 
+/// Distance of prefetching in bytes.
+const AHEAD: usize = 1024;
+
 /// A way to compute tiles: one accumulator of eight lanes for each of `R` rows times `T` tokens.
 pub(super) trait Numerics {
     /// Makes what all token tiles of one row tile and segment share.
@@ -80,18 +83,57 @@ pub(super) fn rows<N: Numerics, const R: usize, const T: usize, const BATCH: usi
         tail: [[0; 32]; MAX_ROWS],
         values: [[MaybeUninit::uninit(); SEGMENT]; 2],
     };
+    if T == 1 {
+        one_token::<N, R>(&job, &mut panel, out);
+    } else {
+        many_tokens::<N, R, T, BATCH>(&job, &mut panel, out);
+    }
+}
+
+/// One token: a tile takes one row from each of `R` equal parts of the range, so that the packed bytes are read as `R`
+/// long streams, which hardware prefetchers follow. (Neighbouring rows are short streams in the same page: 4-bit rows of
+/// 2048 columns came from DRAM at 6 GB/s, at 8 GB/s with prefetching by hand, and at 17 GB/s this way; Zen 4, one core,
+/// plain read loop 21 GB/s.)
+#[target_feature(enable = "avx2,fma,f16c")]
+fn one_token<N: Numerics, const R: usize>(job: &Job<'_>, panel: &mut Panel, out: &mut Columns<'_>) {
+    let range = out.range();
+    let step = range.len() / R;
+    for t in 0..job.acts.tokens() {
+        for n in range.start..range.start + step {
+            row_tile::<N, R, 1, 1>(job, Rows { n, step }, t..t + 1, panel, out);
+        }
+        for n in range.start + R * step..range.end {
+            row_tile::<N, 1, 1, 1>(job, Rows { n, step: 1 }, t..t + 1, panel, out);
+        }
+    }
+}
+
+/// Blocks of rows that stay in cache while all tokens meet them, `BATCH` tokens at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn many_tokens<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
+    job: &Job<'_>,
+    panel: &mut Panel,
+    out: &mut Columns<'_>,
+) {
     for block in tiles(out.range(), ROW_BLOCK) {
-        for tokens in tiles(0..acts.tokens(), BATCH) {
+        for tokens in tiles(0..job.acts.tokens(), BATCH) {
             let mut n = block.start;
             while n + R <= block.end {
-                row_tile::<N, R, T, BATCH>(&job, n, tokens.clone(), &mut panel, out);
+                row_tile::<N, R, T, BATCH>(job, Rows { n, step: 1 }, tokens.clone(), panel, out);
                 n += R;
             }
             for n in n..block.end {
-                row_tile::<N, 1, T, BATCH>(&job, n, tokens.clone(), &mut panel, out);
+                row_tile::<N, 1, T, BATCH>(job, Rows { n, step: 1 }, tokens.clone(), panel, out);
             }
         }
     }
+}
+
+/// Rows `n`, `n + step`, ... of a tile.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    n: usize,
+    step: usize,
 }
 
 struct Job<'a> {
@@ -103,7 +145,7 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn segment<const R: usize>(&'a self, n: usize, first: usize) -> RowTile<'a, R> {
+    fn segment<const R: usize>(&'a self, rows: Rows, first: usize) -> RowTile<'a, R> {
         let g = &self.g;
         let spans = g.segment_spans().min(g.spans - first);
         let block = self.map.first_block(first);
@@ -117,16 +159,16 @@ impl<'a> Job<'a> {
             whole: spans.min(g.row_len / 32 - first),
             block,
             blocks: last_column / g.block + 1 - block,
-            codes: std::array::from_fn(|r| self.w.row(n + r)[32 * first..].as_ptr()),
+            codes: std::array::from_fn(|r| self.w.row(rows.n + r * rows.step)[32 * first..].as_ptr()),
         }
     }
 }
 
-/// `R` rows from `n` on for the tokens of a batch.
+/// `R` rows for the tokens of a batch.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
     job: &Job<'_>,
-    n: usize,
+    rows: Rows,
     tokens: Range<usize>,
     panel: &mut Panel,
     out: &mut Columns<'_>,
@@ -134,9 +176,9 @@ fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
     let mut acc = [[_mm256_setzero_ps(); R]; BATCH];
     let mut first = 0;
     while first < job.g.spans {
-        let seg = job.segment::<R>(n, first);
+        let seg = job.segment::<R>(rows, first);
         for r in 0..R {
-            fill(&seg, n + r, r, panel);
+            fill(&seg, rows.n + r * rows.step, r, panel);
         }
         // SAFETY: this function's own features, and a segment of a matrix that the kernel's caller validated.
         unsafe { N::begin(&seg, panel) };
@@ -152,8 +194,9 @@ fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
         first += seg.spans;
     }
     for (t, sums) in acc[..tokens.len()].iter().enumerate() {
-        for (r, (y, v)) in out.row(tokens.start + t, n..n + R).iter_mut().zip(sums).enumerate() {
-            *y = hsum(*v) + job.bias.map_or(0.0, |b| b.get(n + r));
+        for (r, v) in sums.iter().enumerate() {
+            let n = rows.n + r * rows.step;
+            out.set(tokens.start + t, n, hsum(*v) + job.bias.map_or(0.0, |b| b.get(n)));
         }
     }
 }
@@ -191,13 +234,15 @@ fn fill<const R: usize>(seg: &RowTile<'_, R>, n: usize, r: usize, panel: &mut Pa
 }
 
 impl<const R: usize> RowTile<'_, R> {
-    /// Codes of span `s` of the segment, as eight 32-bit lanes.
+    /// Codes of span `s` of the segment, as eight 32-bit lanes. Asks for what the stream holds a kilobyte later, since
+    /// hardware prefetchers stop at the end of a page.
     ///
     /// # Safety
     /// `s < spans`, and `panel` was filled for this tile.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn load(&self, r: usize, s: usize, panel: &Panel) -> __m256i {
+        _mm_prefetch::<_MM_HINT_T0>(self.codes[r].wrapping_add(32 * s + AHEAD).cast());
         let p = if s < self.whole { self.codes[r].wrapping_add(32 * s) } else { panel.tail[r].as_ptr() };
         // SAFETY: spans below `whole` have all their 32 bytes in the row; the one behind them is in the panel.
         unsafe { _mm256_loadu_si256(p.cast()) }
