@@ -176,6 +176,23 @@ fn gpt_oss_of_genai() {
 }
 
 #[test]
+fn gemma3_of_mobius() {
+    matches_golden("gemma3/package-mobius", Near::Max(5e-5), 24);
+}
+
+#[test]
+fn deepseek_v2_of_mobius() {
+    matches_golden("deepseek_v2/package-mobius", Near::Max(5e-5), 24);
+}
+
+#[test]
+fn an_operator_that_comes_later_is_listed_with_its_nodes() {
+    let message = open("qwen3_next/package-mobius").unwrap_err().to_string();
+    assert!(message.contains("com.microsoft::LinearAttention (nodes"), "{message}");
+    assert!(message.contains("com.microsoft::CausalConvWithState (nodes"), "{message}");
+}
+
+#[test]
 fn llama_of_genai_int4() {
     matches_golden("llama/package-genai-int4", Near::Relative(0.03), 0);
 }
@@ -202,7 +219,7 @@ fn a_package_needs_its_data_file() {
 }
 
 #[test]
-fn element_types() {
+fn ports_and_types_are_found() {
     let package = open("llama/package-mobius").unwrap();
     let logits = package.graph.find(&package.ports.logits).unwrap();
     assert_eq!(package.graph.value(logits).fact.dtype, Some(DType::F32));
