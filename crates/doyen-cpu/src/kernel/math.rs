@@ -62,10 +62,63 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     if a < 0.7 { near } else { far }
 }
 
+/// `1 / (1 + e^-x)`, at most 4 ulp off where the result is normal.
+#[inline(always)]
+pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    1.0 / (1.0 + exp::<FMA>(-x))
+}
+
+/// Coefficients of `erfc(x) e^(x^2) / t` in `t = 1 / (1 + 0.4 x)`, highest power first: a Chebyshev fit of our own over
+/// `0 <= x <= 11`.
+const ERFC: [f32; 10] = [
+    -0.031_940_49,
+    0.210_029_26,
+    -0.525_205_8,
+    0.579_936_7,
+    -0.308_973,
+    0.283_878_6,
+    0.126_107_26,
+    0.215_570_33,
+    0.224_887_72,
+    0.225_709_5,
+];
+
+/// `erfc x` with a relative error of at most `4e-7 (1 + x^2)`.
+#[inline(always)]
+pub(super) fn erfc<const FMA: bool>(x: f32) -> f32 {
+    let a = x.abs();
+    let t = 1.0 / (1.0 + 0.4 * a);
+    let mut p = ERFC[0];
+    for &c in &ERFC[1..] {
+        p = fma::<FMA>(p, t, c);
+    }
+    let tail = p * t * exp::<FMA>(-a * a);
+    if x < 0.0 { 2.0 - tail } else { tail }
+}
+
+/// `erf x` with an absolute error of at most 3e-7, and a relative one of 1e-6 near zero.
+#[inline(always)]
+pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
+    let s = x * x;
+    // 2/sqrt(pi) times the series 1 - s/3 + s^2/10 - s^3/42 + s^4/216 - s^5/1320.
+    let mut p = -1.0 / 1320.0;
+    p = fma::<FMA>(p, s, 1.0 / 216.0);
+    p = fma::<FMA>(p, s, -1.0 / 42.0);
+    p = fma::<FMA>(p, s, 1.0 / 10.0);
+    p = fma::<FMA>(p, s, -1.0 / 3.0);
+    p = fma::<FMA>(p, s, 1.0);
+    let near = std::f32::consts::FRAC_2_SQRT_PI * p * x;
+    let far = 1.0 - erfc::<FMA>(x);
+    if x.abs() < 0.5 { near } else { far }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{detect::Isa, kernel::multiversion::multiversion};
+    use crate::{
+        detect::Isa,
+        kernel::{multiversion::multiversion, test_data::erfc64},
+    };
 
     macro_rules! loops {
         ($($name:ident, $body:ident, $f:ident;)*) => {$(
@@ -81,6 +134,9 @@ mod tests {
     loops! {
         exps, exps_body, exp;
         tanhs, tanhs_body, tanh;
+        sigmoids, sigmoids_body, sigmoid;
+        erfs, erfs_body, erf;
+        erfcs, erfcs_body, erfc;
     }
 
     type Loop = fn(&[f32], &mut [f32]);
@@ -132,5 +188,21 @@ mod tests {
             assert_eq!(y[..3], [1.0, -1.0, 1.0]);
             assert!(y[3].is_nan());
         }
+    }
+
+    #[test]
+    fn sigmoid_error() {
+        assert!(worst(sigmoids, -85.0, 90.0, |x, y| ulps(y, 1.0 / (1.0 + (-x).exp()))) <= 4.0);
+    }
+
+    #[test]
+    fn erf_errors() {
+        let relative = |x: f64, y: f64| (y / erfc64(x) - 1.0).abs() / (1.0 + x * x);
+        let w = worst(erfcs, -5.0, 9.0, relative);
+        assert!(w <= 4e-7, "{w}");
+        let w = worst(erfs, -6.0, 6.0, |x, y| (y - (1.0 - erfc64(x))).abs());
+        assert!(w <= 3e-7, "{w}");
+        let series = |x: f64| std::f64::consts::FRAC_2_SQRT_PI * (x - x.powi(3) / 3.0);
+        assert!(worst(erfs, 1e-3, 1e-2, |x, y| (y / series(x) - 1.0).abs()) <= 1e-6);
     }
 }

@@ -7,10 +7,12 @@
 //! Results do not depend on how many threads the pool has, nor on which other rows a call works on.
 
 pub mod attention;
+pub mod elementwise;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod exp;
 pub mod experts;
 pub mod gather;
+pub mod layout;
 pub mod linear;
 mod math;
 mod multiversion;
@@ -19,6 +21,7 @@ pub mod quantize;
 pub mod rotary;
 pub mod route;
 mod rows;
+pub mod softmax;
 #[cfg(test)]
 mod test_data;
 pub mod widen;

@@ -24,3 +24,23 @@ pub(crate) fn stored(ty: FloatType, x: &[f32]) -> Vec<u8> {
         FloatType::BF16 => x.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
     }
 }
+
+/// erfc in f64: the series of erf near zero, a continued fraction in the tail.
+pub(crate) fn erfc64(x: f64) -> f64 {
+    if x < 0.0 {
+        return 2.0 - erfc64(-x);
+    }
+    if x < 2.5 {
+        let (mut term, mut sum) = (x, x);
+        for k in 1..200 {
+            term *= -x * x / f64::from(k);
+            sum += term / f64::from(2 * k + 1);
+        }
+        return 1.0 - std::f64::consts::FRAC_2_SQRT_PI * sum;
+    }
+    let mut f = x;
+    for k in (1..200).rev() {
+        f = x + f64::from(k) / 2.0 / f;
+    }
+    (-x * x).exp() / f / std::f64::consts::PI.sqrt()
+}
