@@ -3,4 +3,5 @@
 mod bad_input;
 mod common;
 mod goldens;
+mod lowered;
 mod packages;

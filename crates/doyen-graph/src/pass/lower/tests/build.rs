@@ -109,7 +109,11 @@ impl Build {
             "SkipSimplifiedLayerNormalization",
             "GatherBlockQuantized",
         ];
-        let domain = if CONTRIB.contains(&op) { MS } else { "" };
+        let (domain, op) = match op.strip_prefix("com.microsoft::") {
+            Some(op) => (MS, op),
+            None if CONTRIB.contains(&op) => (MS, op),
+            None => ("", op),
+        };
         let named: Vec<String> = outs
             .iter()
             .enumerate()
@@ -124,6 +128,13 @@ impl Build {
             }
         }
         made
+    }
+
+    /// Declares the positions as an input.
+    pub(super) fn positions(&mut self) -> ValueId {
+        self.spec.position_ids = Some("position_ids".into());
+        let shape: [Dim; 2] = ["batch".into(), "sequence".into()];
+        self.g.add_input("position_ids", Fact::new(DType::I64, shape))
     }
 
     pub(super) fn embed(&mut self) -> ValueId {
@@ -179,7 +190,7 @@ impl Build {
         (seqlens, total)
     }
 
-    fn caches(&mut self) -> (ValueId, ValueId) {
+    pub(super) fn caches(&mut self) -> (ValueId, ValueId) {
         if let (Some(c), Some(s)) = (self.g.find("cos"), self.g.find("sin")) {
             return (c, s);
         }
@@ -216,8 +227,11 @@ impl Build {
         let (seqlens, total) = self.lengths(style);
         let (cos, sin) = self.caches();
         let out = port("attention");
-        let mut attrs = Attrs::from(extra);
+        let mut attrs = Attrs::default();
         attrs.set("num_heads", HEADS as i64).set("kv_num_heads", KV_HEADS as i64).set("do_rotary", 1i64);
+        for (name, value) in extra {
+            attrs.set(name, value);
+        }
         let inputs = [q, k, v, Some(past_k), Some(past_v), Some(seqlens), Some(total), Some(cos), Some(sin)];
         let outs = [out.as_str(), &ports.present_key, &ports.present_value];
         let made = self.g.add_node(&out, (MS, "GroupQueryAttention"), attrs, &inputs, &outs).unwrap();

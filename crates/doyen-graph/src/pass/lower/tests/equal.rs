@@ -4,7 +4,7 @@ use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, VOCAB, genai_l
 use crate::{
     check::check,
     interp::Interpreter,
-    ir::{Attr, Dim, Graph},
+    ir::{Attr, Graph},
     lowered::{Extent, LOp, Lowered},
     naive::{Naive, NewTokens},
     pass::{
@@ -163,9 +163,7 @@ fn windows_softcaps_and_sinks_reach_the_attention() {
 #[test]
 fn positions_read_by_plain_operators_become_running_positions() {
     let mut b = Build::new(DType::F32);
-    let ids = [Dim::from("batch"), Dim::from("sequence")];
-    let positions = b.g.add_input("position_ids", crate::ir::Fact::new(DType::I64, ids));
-    b.spec.position_ids = Some("position_ids".into());
+    let positions = b.positions();
     let e = b.embed();
     let table = b.weight("positions_table", &[40, HIDDEN], 1.0);
     let p = b.node("Gather", "position_rows", [], &[Some(table), Some(positions)]);
@@ -195,4 +193,103 @@ fn shapes_computed_from_the_input_are_followed() {
     let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
     let (mut graph, spec) = b.head(o);
     agrees(&mut graph, &spec, VOCAB, 1e-4);
+}
+
+/// Rotary embedding as a node of its own: with positions and tables, and with rows of the tables gathered first.
+#[test]
+fn rotary_embeddings_outside_of_attention_read_running_positions() {
+    for gathered in [false, true] {
+        let mut b = Build::new(DType::F32);
+        let positions = b.positions();
+        let x = b.embed();
+        let (cos, sin) = b.caches();
+        let mut qk = Vec::new();
+        for (name, heads) in [("q", HEADS), ("k", KV_HEADS)] {
+            let p = b.matmul(name, x, HIDDEN, heads * HEAD);
+            let out = format!("{name}_rotated");
+            let attrs = [("num_heads", Attr::Int(heads as i64))];
+            qk.push(Some(if gathered {
+                let rows = ["cos", "sin"].map(|t| {
+                    let table = b.g.find(t);
+                    b.node("Gather", &format!("{name}_{t}_rows"), [], &[table, Some(positions)])
+                });
+                b.node("RotaryEmbedding", &out, attrs, &[Some(p), Some(rows[0]), Some(rows[1])])
+            } else {
+                let inputs = [Some(p), Some(positions), Some(cos), Some(sin)];
+                b.node("com.microsoft::RotaryEmbedding", &out, attrs, &inputs)
+            }));
+        }
+        let v = b.matmul("v", x, HIDDEN, KV_HEADS * HEAD);
+        let off = [("do_rotary", Attr::Int(0))];
+        let y = b.attention(0, Lengths::Genai, [qk[0], qk[1], Some(v)], off);
+        let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+        let (mut graph, spec) = b.head(o);
+        let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+        assert!(l.positions.is_some());
+        assert!(l.nodes.iter().all(|n| !matches!(&n.op, LOp::Attention(a) if a.rotary.is_some())));
+    }
+}
+
+/// Positions computed from the mask, as some exporters do, mean the same.
+#[test]
+fn positions_counted_from_the_mask_are_recognised() {
+    let mut b = Build::new(DType::F32);
+    let x = b.embed();
+    let mask = b.g.find("attention_mask");
+    let axis = b.g.add_constant("mask_axis", Tensor::scalar(1i64));
+    let counted = b.node("CumSum", "counted", [], &[mask, Some(axis)]);
+    let one = b.ints("minus", &[1]);
+    let from_zero = b.node("Sub", "from_zero", [], &[Some(counted), Some(one)]);
+    let shape = b.node("Shape", "new_shape", [("start", Attr::Int(1))], &[b.g.find("input_ids")]);
+    let whole = b.node("Shape", "whole_shape", [("start", Attr::Int(1))], &[mask]);
+    let past = b.node("Sub", "past_length", [], &[Some(whole), Some(shape)]);
+    let positions = b.node("Slice", "positions", [], &[Some(from_zero), Some(past), Some(whole), Some(one)]);
+    let table = b.weight("positions_table", &[40, HIDDEN], 1.0);
+    let p = b.node("Gather", "position_rows", [], &[Some(table), Some(positions)]);
+    let x = b.node("Add", "placed", [], &[Some(x), Some(p)]);
+    let qkv = b.matmul("qkv.0", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], []);
+    let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+    let (mut graph, spec) = b.head(o);
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert!(l.positions.is_some());
+}
+
+/// A float MoE whose weights a Mul scales outside, and a shared expert with a sigmoid gate.
+#[test]
+fn float_experts_and_a_shared_expert_lower_to_the_same_function() {
+    const EXPERTS: usize = 5;
+    let mut b = Build::new(DType::F32);
+    let e = b.embed();
+    let qkv = b.matmul("qkv.0", e, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], []);
+    let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+    let (x, sum) = b.skip_norm("post_norm", e, o);
+    let router = b.matmul("router", x, HIDDEN, EXPERTS);
+    let flat = b.ints("flat", &[-1, EXPERTS as i64]);
+    let logits = b.node("Reshape", "router_flat", [], &[Some(router), Some(flat)]);
+    let fc1 = b.weight("fc1", &[EXPERTS, 64, HIDDEN], 0.2);
+    let fc2 = b.weight("fc2", &[EXPERTS, HIDDEN, 32], 0.2);
+    let attrs = [
+        ("k", Attr::Int(2)),
+        ("activation_type", Attr::from("swiglu")),
+        ("swiglu_fusion", Attr::Int(1)),
+        ("normalize_routing_weights", Attr::Int(1)),
+    ];
+    let moe = b.node("MoE", "moe", attrs, &[Some(x), Some(logits), Some(fc1), None, Some(fc2)]);
+    let axis = b.ints("last", &[-1]);
+    let weights = b.node("Softmax", "router_softmax", [("axis", Attr::Int(-1))], &[Some(logits)]);
+    let k = b.ints("k", &[2]);
+    let top = b.nodes("TopK", &["top", "top_ids"], [], &[Some(weights), Some(k)])[0];
+    let total = b.node("ReduceSum", "top_sum", [("keepdims", Attr::Int(1))], &[Some(top), Some(axis)]);
+    let scaled = b.node("Mul", "scaled", [], &[Some(moe), Some(total)]);
+    let shared = b.silu_mlp(0, x);
+    let gate = b.matmul("shared_gate", x, HIDDEN, 1);
+    let gate = b.node("Sigmoid", "shared_sigmoid", [], &[Some(gate)]);
+    let shared = b.node("Mul", "shared_scaled", [], &[Some(shared), Some(gate)]);
+    let both = b.node("Add", "both", [], &[Some(scaled), Some(shared)]);
+    let out = b.node("Add", "out", [], &[Some(sum), Some(both)]);
+    let (mut graph, spec) = b.head(out);
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert_eq!(count(&l, |op| matches!(op, LOp::Experts(e) if matches!(e.op, crate::ops::Op::Moe(_)))), 1);
 }

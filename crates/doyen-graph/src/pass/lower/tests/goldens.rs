@@ -5,16 +5,14 @@ use super::{
     refuse::{refusal, says},
 };
 use crate::{
-    check::check,
     ir::Graph,
-    lowered::{CachePorts, LOp},
+    lowered::LOp,
     naive::{Naive, NewTokens},
-    onnx::decode,
-    package::{DataFiles, DirSource, PackageSource},
-    pass::lower::{LowerSpec, StatePair, StatePorts},
+    package::{DirSource, Package},
+    pass::lower::LowerSpec,
 };
 use safetensors::SafeTensors;
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 const VOCAB: usize = 1024;
 
@@ -29,55 +27,16 @@ fn package(name: &str) -> PathBuf {
 }
 
 fn open(name: &str) -> (Graph, LowerSpec) {
-    let mut graph = read(name);
-    check(&mut graph).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let spec = ports(&graph);
-    (graph, spec)
-}
-
-fn read(name: &str) -> Graph {
     let source = DirSource::open(package(name)).unwrap();
-    let bytes = source.required("model.onnx").unwrap();
-    decode(bytes, &DataFiles::beside(&source, "model.onnx")).unwrap()
+    let package = Package::open(Arc::new(source)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    (package.graph, package.ports)
 }
 
 /// Why a package does not run: an operator that is not known, or one that does not lower.
 fn why_not(name: &str) -> String {
-    let mut graph = read(name);
-    match check(&mut graph) {
+    match Package::open(Arc::new(DirSource::open(package(name)).unwrap())) {
         Err(e) => e.to_string(),
-        Ok(()) => refusal((graph.clone(), ports(&graph))),
-    }
-}
-
-/// The ports by the names both producers use.
-fn ports(graph: &Graph) -> LowerSpec {
-    let has = |name: &str| graph.find(name).is_some().then(|| name.to_owned());
-    let mut states = Vec::new();
-    for layer in 0.. {
-        let past = |what: &str| has(&format!("past_key_values.{layer}.{what}"));
-        let present = |what: &str| format!("present.{layer}.{what}");
-        let ports = match (past("key"), past("value"), past("conv_state"), past("recurrent_state")) {
-            (Some(past_key), Some(past_value), ..) => vec![StatePorts::KeyValue(CachePorts {
-                past_key,
-                past_value,
-                present_key: present("key"),
-                present_value: present("value"),
-            })],
-            (_, _, Some(conv), Some(recurrent)) => vec![
-                StatePorts::Fixed { past: conv, present: present("conv_state") },
-                StatePorts::Fixed { past: recurrent, present: present("recurrent_state") },
-            ],
-            _ => break,
-        };
-        states.extend(ports.into_iter().map(|ports| StatePair { layer, ports }));
-    }
-    LowerSpec {
-        input_ids: "input_ids".into(),
-        attention_mask: has("attention_mask"),
-        position_ids: has("position_ids"),
-        logits: "logits".into(),
-        states,
+        Ok(p) => refusal((p.graph, p.ports)),
     }
 }
 
