@@ -104,23 +104,34 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
     finish(case, node, (attention, operands), sequences, sliding)
 }
 
+/// Whether every batch row fills its tokens: then `[batch, sequence, size]` is `[1, tokens, size]` as it lies.
+fn is_full(sequences: &[CaseSequence], per_row: usize) -> bool {
+    sequences.iter().all(|s| s.new == per_row)
+}
+
 /// Query, key or value as rows of the tokens that there are.
 fn rows(case: &mut Case<'_>, id: ValueId, sequences: &[CaseSequence]) -> Result<Operand, CaseRefusal> {
     let t = case.tensor(id)?;
-    let values = t.to_f32()?;
     let (per_row, size, dtype) = (t.shape()[1], t.shape()[2], t.dtype());
+    let dims = vec![Extent::Fixed(1), Extent::Tokens(1), Extent::Fixed(size)];
+    let name = case.graph.value(id).name.clone();
+    if case.graph.producers()[id.index()].is_some() {
+        if !is_full(sequences, per_row) {
+            let why = format!("{name:?} is computed with padding by a node before the attention");
+            return Err(CaseRefusal::Inexpressible(why));
+        }
+        let whole = case.operand(id)?;
+        let v = case.emit.fresh(name.clone(), dtype, dims);
+        case.emit.push(&name, LOp::View, vec![Some(whole)], vec![Some(v)]);
+        return Ok(Operand::Value(v));
+    }
+    let values = t.to_f32()?;
     let mut out = Vec::new();
     for (b, s) in sequences.iter().enumerate() {
         let start = b * per_row * size;
         out.extend_from_slice(&values[start..start + s.new * size]);
     }
-    if case.graph.producers()[id.index()].is_some() {
-        let name = &case.graph.value(id).name;
-        let why = format!("{name:?} is computed by a node before the attention");
-        return Err(CaseRefusal::Inexpressible(why));
-    }
-    let dims = vec![Extent::Fixed(1), Extent::Tokens(1), Extent::Fixed(size)];
-    let v = case.emit.value(id, dtype, dims);
+    let v = case.emit.fresh(name, dtype, dims);
     case.emit.out.inputs.push(v);
     case.inputs.push(Tensor::from_slice([1, out.len() / size.max(1), size], &out)?);
     Ok(Operand::Value(v))
@@ -231,11 +242,19 @@ fn finish(
     let Some(y) = output(0) else {
         return Err(CaseRefusal::Inexpressible(format!("node {:?} has no output", node.name)));
     };
-    let (size, dtype) = (case.tensor(y)?.shape()[2], case.tensor(y)?.dtype());
+    let t = case.tensor(y)?;
+    let (per_row, size, dtype) = (t.shape()[1], t.shape()[2], t.dtype());
     let dims = vec![Extent::Fixed(1), Extent::Tokens(1), Extent::Fixed(size)];
-    let value = case.emit.value(y, dtype, dims);
-    case.emit.push(&node.name, LOp::Attention(attention), operands, vec![Some(value)]);
-    batch.sources.insert(y, CaseSource::Tokens(0));
+    if is_full(&batch.sequences, per_row) {
+        let tokens = case.emit.fresh(format!("{}/tokens", node.name), dtype, dims);
+        case.emit.push(&node.name, LOp::Attention(attention), operands, vec![Some(tokens)]);
+        let whole = case.fixed(y)?;
+        case.emit.push(&node.name, LOp::View, vec![Some(Operand::Value(tokens))], vec![Some(whole)]);
+    } else {
+        let value = case.emit.value(y, dtype, dims);
+        case.emit.push(&node.name, LOp::Attention(attention), operands, vec![Some(value)]);
+        batch.sources.insert(y, CaseSource::Tokens(0));
+    }
     for (i, is_value) in [(1, false), (2, true)] {
         if let Some(id) = output(i) {
             batch.sources.insert(id, CaseSource::Cache { slot, is_value, sliding });

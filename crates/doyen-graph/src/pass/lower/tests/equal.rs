@@ -5,7 +5,7 @@ use crate::{
     check::check,
     interp::Interpreter,
     ir::{Attr, Graph},
-    lowered::{Extent, LOp, Lowered},
+    lowered::{Extent, KvFormat, LOp, Lowered},
     naive::{Naive, NewTokens},
     pass::{
         dead::dead,
@@ -31,8 +31,9 @@ fn exported(graph: &Graph, spec: &LowerSpec, lowered: &Lowered, tokens: &[u32]) 
         for name in [&p.past_key, &p.past_value] {
             let fact = &graph.value(graph.find(name).unwrap()).fact;
             let group = lowered.groups.iter().find(|g| g.layers.contains(p)).unwrap();
-            let (heads, size) = (group.kv_heads, group.k_head_size);
-            let empty = Tensor::from_f32(fact.dtype.unwrap(), [1, heads, 0, size], &[]).unwrap();
+            let width = fact.dim(3).known().unwrap_or(group.k_head_size);
+            let shape = [1, group.kv_heads, 0, width];
+            let empty = Tensor::from_bytes(fact.dtype.unwrap(), shape, Vec::new().into()).unwrap();
             inputs.push((name, empty));
         }
     }
@@ -292,4 +293,57 @@ fn float_experts_and_a_shared_expert_lower_to_the_same_function() {
     let (mut graph, spec) = b.head(out);
     let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
     assert_eq!(count(&l, |op| matches!(op, LOp::Experts(e) if matches!(e.op, crate::ops::Op::Moe(_)))), 1);
+}
+
+/// Codes of eight or four bits in the cache, scales for all or per channel, and sinks.
+#[test]
+fn quantized_caches_and_sinks_keep_their_function() {
+    for (width, kind, dtype) in [(8, "PER_TENSOR", DType::I8), (4, "PER_CHANNEL", DType::U8)] {
+        let mut b = Build::new(DType::F32);
+        let e = b.embed();
+        let x = b.norm("first_norm", e, HIDDEN);
+        let qkv = b.matmul("qkv.0", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+        let extra = [
+            ("k_quant_type", Attr::from(kind)),
+            ("v_quant_type", Attr::from(kind)),
+            ("kv_cache_bit_width", Attr::Int(width)),
+        ];
+        let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], extra);
+        let shape: &[usize] = if width == 8 { &[1] } else { &[1, KV_HEADS, 1, HEAD] };
+        let n = shape.iter().product();
+        let scales = |i: usize| if width == 8 { 0.03 } else { 0.4 + 0.02 * i as f32 };
+        let scales: Vec<f32> = (0..n).map(scales).collect();
+        let scales = b.g.add_constant("kv_scales", Tensor::from_slice(shape, &scales).unwrap());
+        let sink = b.weight("sink", &[HEADS], 1.0);
+        let node = b.g.nodes.last_mut().unwrap();
+        node.inputs.extend([None, None, Some(sink), Some(scales), Some(scales)]);
+        for name in ["past_key.0", "past_value.0"] {
+            let past = b.g.find(name).unwrap();
+            let channels = if width == 8 { HEAD } else { HEAD / 2 };
+            let fact = &mut b.g.value_mut(past).fact;
+            fact.dtype = Some(dtype);
+            fact.shape.as_mut().unwrap()[3] = channels.into();
+        }
+        let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+        let (mut graph, spec) = b.head(o);
+        let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+        let format = match width {
+            8 => KvFormat::Int8 { per_channel: false },
+            _ => KvFormat::Int4 { per_channel: true },
+        };
+        assert_eq!(l.groups[0].format, format);
+    }
+}
+
+#[test]
+fn attention_takes_running_positions() {
+    let mut b = Build::new(DType::F32);
+    let positions = b.positions();
+    let x = b.embed();
+    let qkv = b.matmul("qkv.0", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(0, Lengths::Genai, [Some(qkv), None, None], []);
+    b.g.nodes.last_mut().unwrap().inputs.push(Some(positions));
+    let o = b.matmul("o.0", y, HEADS * HEAD, HIDDEN);
+    let (mut graph, spec) = b.head(o);
+    assert!(agrees(&mut graph, &spec, VOCAB, 1e-4).positions.is_none());
 }

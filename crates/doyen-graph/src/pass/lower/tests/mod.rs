@@ -4,4 +4,5 @@ mod build;
 mod cases;
 mod equal;
 mod goldens;
+mod random;
 mod refuse;
