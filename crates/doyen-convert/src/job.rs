@@ -83,9 +83,14 @@ impl Rows {
         match self {
             Self::Tensor(w) => w.read_rows(rows, &mut out)?,
             Self::Interleaved(a, b) => {
-                for row in rows {
-                    let source = if row % 2 == 0 { a } else { b };
-                    source.read_rows(row / 2..row / 2 + 1, &mut out)?;
+                // Chunks start at even rows and a matrix of pairs ends at one.
+                let pairs = rows.start / 2..rows.end / 2;
+                let (mut first, mut second) = (Vec::new(), Vec::new());
+                a.read_rows(pairs.clone(), &mut first)?;
+                b.read_rows(pairs, &mut second)?;
+                for (x, y) in first.chunks_exact(a.cols()).zip(second.chunks_exact(a.cols())) {
+                    out.extend_from_slice(x);
+                    out.extend_from_slice(y);
                 }
             }
             Self::Rotary { frequencies, factor, sine, .. } => {

@@ -1,7 +1,7 @@
 //! Checkpoints as they lie on disk: safetensors, in one file or sharded with an index.
 //!
-//! A checkpoint is mapped, never loaded: a [`Weight`] is a name, a shape and a slice of the mapped file, and rows
-//! are widened to f32 a chunk at a time. Everything a file claims is checked here; what the tensors mean is the
+//! A checkpoint is mapped, never loaded: a [`Weight`] is a name, a shape and a place in a file, and rows are mapped and
+//! widened to f32 a chunk at a time, so that neither memory nor mapped pages grow with the checkpoint. Everything a file claims is checked here; what the tensors mean is the
 //! business of `blocks`.
 
 mod file;
@@ -11,7 +11,7 @@ pub use weight::{SourceType, Weight};
 
 use crate::ConvertError;
 use bytes::Bytes;
-use file::TensorFile;
+use file::{Data, TensorFile};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
@@ -31,7 +31,9 @@ pub struct Checkpoint {
 struct Entry {
     dtype: SourceType,
     shape: Vec<usize>,
-    bytes: Bytes,
+    data: Data,
+    /// First byte in `data`.
+    offset: u64,
 }
 
 impl Checkpoint {
@@ -58,7 +60,7 @@ impl Checkpoint {
     /// # Errors
     /// When the header is malformed or the bytes are not what it says.
     pub fn from_bytes(bytes: &Bytes, name: &Path) -> Result<Self, ConvertError> {
-        let tensors = TensorFile::parse(bytes, name)?.into_entries().collect();
+        let tensors = TensorFile::parse(Data::memory(bytes, name))?.into_entries().collect();
         Ok(Self { tensors, taken: BTreeSet::new() })
     }
 
@@ -99,7 +101,7 @@ impl Checkpoint {
             _ => return Err(ConvertError::tensor(name, format!("expected rank 1 or 2, found {shape:?}"))),
         };
         self.taken.insert(name.to_owned());
-        Ok(Weight::new(name, entry.dtype, rows, cols, entry.bytes.clone()))
+        Ok(Weight::new(name, entry.dtype, (rows, cols), entry.data.clone(), entry.offset))
     }
 
     /// Names of tensors that nobody took, in order.

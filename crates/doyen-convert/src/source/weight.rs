@@ -1,7 +1,7 @@
 //! A float tensor of a checkpoint, read a few rows at a time.
 
+use super::file::Data;
 use crate::ConvertError;
-use bytes::Bytes;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::{ops::Range, sync::Arc};
@@ -30,20 +30,26 @@ impl SourceType {
     }
 }
 
-/// A matrix `[rows, cols]` of the checkpoint (vectors are one row), as a slice of the mapped file.
+/// A matrix `[rows, cols]` of the checkpoint (vectors are one row), as a place in a file.
 #[derive(Debug, Clone)]
 pub struct Weight {
     name: Arc<str>,
     dtype: SourceType,
     rows: usize,
     cols: usize,
-    bytes: Bytes,
+    data: Data,
+    offset: u64,
 }
 
 impl Weight {
-    pub(super) fn new(name: &str, dtype: SourceType, rows: usize, cols: usize, bytes: Bytes) -> Self {
-        debug_assert_eq!(bytes.len(), rows * cols * dtype.size());
-        Self { name: name.into(), dtype, rows, cols, bytes }
+    pub(super) fn new(
+        name: &str,
+        dtype: SourceType,
+        (rows, cols): (usize, usize),
+        data: Data,
+        offset: u64,
+    ) -> Self {
+        Self { name: name.into(), dtype, rows, cols, data, offset }
     }
 
     /// Name in the checkpoint.
@@ -62,21 +68,20 @@ impl Weight {
     }
 
     /// Bytes in the checkpoint.
-    pub fn source_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+    pub const fn source_bytes(&self) -> u64 {
+        (self.rows * self.cols * self.dtype.size()) as u64
     }
 
     /// Widens `rows` to f32, appended to `out` row-major.
     ///
     /// # Errors
-    /// When a value is not finite, as stored or after narrowing from float64: names the tensor and the place.
-    ///
-    /// # Panics
-    /// When the rows are out of range.
+    /// When the file has changed and no longer holds the rows, or a value is not finite, as stored or after narrowing
+    /// from float64: names the tensor and the place.
     pub fn read_rows(&self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), ConvertError> {
         let size = self.dtype.size();
         let row_bytes = self.cols * size;
-        let bytes = &self.bytes[rows.start * row_bytes..rows.end * row_bytes];
+        let at = self.offset + (rows.start * row_bytes) as u64;
+        let bytes = self.data.range(at, rows.len() * row_bytes)?;
         let start = out.len();
         match self.dtype {
             SourceType::F32 => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),

@@ -1,7 +1,7 @@
 //! Read-only memory maps of package files. The only unsafe code of this crate.
 
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 use std::{fs::File, io, path::Path};
 
 /// The whole of a regular file, mapped; the mapping lives as long as any slice of it.
@@ -9,7 +9,7 @@ use std::{fs::File, io, path::Path};
 /// # Errors
 /// When the file cannot be opened or mapped, or is no regular file (a pipe or device has no end).
 #[allow(unsafe_code)]
-pub fn map(path: &Path) -> io::Result<Bytes> {
+pub(super) fn map(path: &Path) -> io::Result<Bytes> {
     // A pipe would block the open itself, so the kind is asked for first.
     if !path.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -27,5 +27,26 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     // that truncates it can kill us with SIGBUS; packages are replaced by renaming, never in place, and every value
     // read from a mapping is checked where it is used, so no memory outside of it is ever reached.
     let map = unsafe { Mmap::map(&file)? };
+    Ok(Bytes::from_owner(map))
+}
+
+/// Bytes `offset .. offset + len` of a regular file, mapped; the mapping lives as long as any slice of it. For readers
+/// that go through a large file once and want its pages back as they go.
+///
+/// # Errors
+/// When the file ends before the range, or cannot be mapped.
+#[allow(unsafe_code)]
+pub fn map_range(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
+    let end = offset.checked_add(len as u64);
+    let found = file.metadata()?.len();
+    if end.is_none_or(|end| end > found) {
+        let message = format!("bytes {offset} to {offset} + {len} of a file of {found} bytes");
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+    }
+    if len == 0 {
+        return Ok(Bytes::new());
+    }
+    // SAFETY: As in `map`: private, read-only, and inside the file by the check above.
+    let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file)? };
     Ok(Bytes::from_owner(map))
 }
