@@ -232,3 +232,152 @@ pub(super) fn trace_rows(inputs: &[Option<Traced<'_>>], outputs: usize) -> Resul
         None => Err("it has no input".into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::Attr;
+    use crate::ops::Op;
+    use proptest::prelude::*;
+
+    fn op(k: usize, n: usize, block: usize, bits: Bits) -> Op {
+        let a = Attrs::from([
+            ("K", Attr::Int(k as i64)),
+            ("N", Attr::Int(n as i64)),
+            ("block_size", Attr::Int(block as i64)),
+            ("bits", Attr::Int(bits.get() as i64)),
+        ]);
+        Op::parse("com.microsoft", "MatMulNBits", 1, &a).unwrap()
+    }
+
+    fn f(shape: &[usize], values: &[f32]) -> Tensor {
+        Tensor::from_slice(shape.to_vec(), values).unwrap()
+    }
+
+    fn u8s(shape: &[usize], values: &[u8]) -> Tensor {
+        Tensor::from_slice(shape.to_vec(), values).unwrap()
+    }
+
+    fn run(op: &Op, inputs: &[Option<&Tensor>]) -> Result<Vec<f32>, String> {
+        op.eval(inputs, 1).map(|o| o[0].to_f32().unwrap()).map_err(|e| e.to_string())
+    }
+
+    /// Contract section 0, at every width, pad bits clear and set, with flat and with float zero points.
+    #[test]
+    fn worked_zero_point_example() {
+        for bits in Bits::ALL {
+            let op = op(80, 1, 16, bits);
+            let b = u8s(&[1, 5, 16 / bits.per_byte()], &bits.pack(&[3; 80]));
+            let (a, scales) = (f(&[1, 80], &[1.0; 80]), f(&[1, 5], &[1.0; 5]));
+            let mut packed = bits.pack(&[1, 2, 3, 0, 2]);
+            let row = packed.len();
+            let mut zero_points = vec![u8s(&[1, row], &packed), u8s(&[row], &packed)];
+            zero_points.push(f(&[1, 5], &[1.0, 2.0, 3.0, 0.0, 2.0]));
+            if bits != Bits::B8 {
+                packed[row - 1] |= !bits.max_code();
+                zero_points.push(u8s(&[1, row], &packed));
+            }
+            for z in &zero_points {
+                assert_eq!(run(&op, &[Some(&a), Some(&b), Some(&scales), Some(z)]).unwrap(), [112.0]);
+            }
+        }
+    }
+
+    /// Codes past K do not count, the bias does, and float zero points are not rounded.
+    #[test]
+    fn partial_block_bias_and_float_zero_points() {
+        let op = op(18, 2, 16, Bits::B8);
+        let mut codes = vec![255u8; 2 * 32];
+        codes[..18].fill(3);
+        codes[32..50].fill(5);
+        let (b, a) = (u8s(&[2, 2, 16], &codes), f(&[18], &[1.0; 18]));
+        let (scales, z) = (f(&[4], &[1.0, 2.0, -1.0, 1.0]), f(&[2, 2], &[0.5; 4]));
+        let bias = f(&[2], &[0.0, 100.0]);
+        let y = run(&op, &[Some(&a), Some(&b), Some(&scales), Some(&z), None, Some(&bias)]).unwrap();
+        assert_eq!(y, [16.0 * 2.5 + 2.0 * 5.0, -16.0 * 4.5 + 2.0 * 4.5 + 100.0]);
+    }
+
+    #[test]
+    fn group_indices() {
+        let op = op(32, 1, 16, Bits::B4);
+        let (a, b) = (f(&[1, 32], &[1.0; 32]), u8s(&[1, 2, 8], &[0x99; 16]));
+        let scales = f(&[1, 2], &[1.0, 10.0]);
+        let groups = |g: &[i32]| Tensor::from_slice([32], g).unwrap();
+        let swapped: Vec<i32> = (0..32).map(|c| i32::from(c < 16)).collect();
+        let mut uneven = vec![0; 32];
+        uneven[5] = 1;
+        for (g, want) in [(&swapped, 176.0), (&uneven, 41.0)] {
+            let y = run(&op, &[Some(&a), Some(&b), Some(&scales), None, Some(&groups(g))]).unwrap();
+            assert_eq!(y, [want]);
+        }
+        let z = u8s(&[1, 1], &[0x88]);
+        let e = run(&op, &[Some(&a), Some(&b), Some(&scales), Some(&z), Some(&groups(&swapped))]);
+        assert!(e.unwrap_err().contains("g_idx"));
+        for bad in [-1, 2, i32::MIN] {
+            uneven[7] = bad;
+            let e = run(&op, &[Some(&a), Some(&b), Some(&scales), None, Some(&groups(&uneven))]);
+            assert!(e.unwrap_err().contains("g_idx"));
+        }
+    }
+
+    #[test]
+    fn refused_by_name() {
+        let base = [("K", 32), ("N", 1), ("block_size", 16)];
+        let bad = [("bits", 3), ("block_size", 24), ("weight_prepacked", 1), ("group_size", 1), ("K", 0)];
+        for (name, value) in bad {
+            let mut a = Attrs::default();
+            for (n, v) in base.iter().chain([&(name, value)]) {
+                a.set(*n, i64::from(*v));
+            }
+            let e = Op::parse("com.microsoft", "MatMulNBits", 1, &a).unwrap_err().to_string();
+            assert!(e.contains(name), "{e}");
+        }
+        let op = op(32, 1, 16, Bits::B4);
+        let (a, b, s) = (f(&[1, 32], &[1.0; 32]), u8s(&[1, 2, 8], &[0; 16]), f(&[1, 2], &[1.0; 2]));
+        let short = f(&[1, 31], &[1.0; 31]);
+        assert!(run(&op, &[Some(&short), Some(&b), Some(&s)]).unwrap_err().contains("input A:"));
+        assert!(run(&op, &[Some(&a), Some(&s), Some(&s)]).unwrap_err().contains("input B:"));
+        let one = f(&[1, 1], &[1.0]);
+        assert!(run(&op, &[Some(&a), Some(&b), Some(&one)]).unwrap_err().contains("scales"));
+        let wide = u8s(&[1, 2], &[0; 2]);
+        assert!(run(&op, &[Some(&a), Some(&b), Some(&s), Some(&wide)]).unwrap_err().contains("zero_points"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Against a product written out from the definition.
+        #[test]
+        fn equals_the_definition(
+            k in 1usize..70, n in 1usize..5, m in 0usize..3, w in 0usize..3, block in 4u32..7, seed in any::<u64>(),
+        ) {
+            let (bits, block) = (Bits::ALL[w], 1usize << block);
+            let blocks = k.div_ceil(block);
+            let mut state = seed | 1;
+            let mut next = move || {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 40) as u8
+            };
+            let codes: Vec<u8> = (0..n * blocks * block).map(|_| next() & bits.max_code()).collect();
+            let zeros: Vec<u8> = (0..n * blocks).map(|_| next() & bits.max_code()).collect();
+            let scales: Vec<f32> = (0..n * blocks).map(|_| f32::from(next()) / 64.0 - 2.0).collect();
+            let a: Vec<f32> = (0..m * k).map(|_| f32::from(next()) / 64.0 - 2.0).collect();
+            let b = u8s(&[n, blocks, block / bits.per_byte()], &bits.pack(&codes));
+            let z: Vec<u8> = zeros.chunks(blocks).flat_map(|r| bits.pack(r)).collect();
+            let z = u8s(&[n, bits.packed_len(blocks)], &z);
+            let op = op(k, n, block, bits);
+            let inputs = [f(&[m, k], &a), b, f(&[n, blocks], &scales), z];
+            let got = run(&op, &inputs.each_ref().map(Some)).unwrap();
+            prop_assert_eq!(got.len(), m * n);
+            for (i, y) in got.iter().enumerate() {
+                let (row, out) = (i / n, i % n);
+                let want: f64 = (0..k).map(|c| {
+                    let g = out * blocks + c / block;
+                    let q = f64::from(codes[out * blocks * block + c]) - f64::from(zeros[g]);
+                    q * f64::from(scales[g]) * f64::from(a[row * k + c])
+                }).sum();
+                prop_assert!((f64::from(*y) - want).abs() <= 1e-6 * want.abs().max(1.0));
+            }
+        }
+    }
+}

@@ -108,6 +108,9 @@ impl OpDef for Norm {
         let axis = normalize_axis("axis", self.axis, t.shape().len())?;
         let group_dims = &t.shape()[axis..];
         let group: usize = group_dims.iter().product();
+        if group == 0 {
+            return Err(OpError::input("X", "at least one element to normalise over", t.shape()));
+        }
         let spread = |name: &str, t: &Tensor| -> Result<Vec<f64>, OpError> {
             let v = floats(name, t)?;
             Ok(super::strided::Offsets::broadcast(t.shape(), group_dims).map(|o| v[o]).collect())
@@ -115,16 +118,11 @@ impl OpDef for Norm {
         let scale = spread("scale", required(inputs, 1, "scale")?)?;
         let bias = optional(inputs, 2).map(|b| spread("B", b)).transpose()?;
         let (mut y, mut means, mut inverses) = (Vec::with_capacity(x.len()), Vec::new(), Vec::new());
-        for chunk in x.chunks(group.max(1)) {
+        for chunk in x.chunks(group) {
             let (mean, inverse, n) = normalize(chunk, self.statistics, f64::from(self.epsilon));
             y.extend(n.iter().enumerate().map(|(i, v)| v * scale[i] + bias.as_ref().map_or(0.0, |b| b[i])));
             means.push(mean);
             inverses.push(inverse);
-        }
-        if group == 0 {
-            let groups = t.shape()[..axis].iter().product();
-            means = vec![0.0; groups];
-            inverses.clone_from(&means);
         }
         let mut results = vec![Tensor::from_f64(outputs[0].0, outputs[0].1.clone(), &y)?];
         for (extra, (dtype, shape)) in self.outputs.iter().zip(&outputs[1..]) {

@@ -92,6 +92,9 @@ impl OpDef for SkipNorm {
         let outputs = outputs_of(self, inputs)?;
         let t = required(inputs, 0, "input")?;
         let hidden = t.shape().last().copied().unwrap_or(0);
+        if hidden == 0 {
+            return Err(OpError::input("input", "a hidden size of at least 1", t.shape()));
+        }
         let mut sum = floats("input", t)?;
         let skip = floats("skip", required(inputs, 1, "skip")?)?;
         let gamma = floats("gamma", required(inputs, 2, "gamma")?)?;
@@ -103,15 +106,11 @@ impl OpDef for SkipNorm {
             *v += skip[i % skip.len()] + bias.as_ref().map_or(0.0, |b| b[i % hidden]);
         }
         let (mut y, mut means, mut inverses) = (Vec::with_capacity(sum.len()), Vec::new(), Vec::new());
-        for row in sum.chunks(hidden.max(1)) {
+        for row in sum.chunks(hidden) {
             let (mean, inverse, n) = normalize(row, self.statistics, f64::from(self.epsilon));
             y.extend(n.iter().enumerate().map(|(i, v)| v * gamma[i] + beta.as_ref().map_or(0.0, |b| b[i])));
             means.push(mean);
             inverses.push(inverse);
-        }
-        if hidden == 0 {
-            means = vec![0.0; outputs[1].1.numel()?];
-            inverses.clone_from(&means);
         }
         [y, means, inverses, sum]
             .iter()

@@ -119,6 +119,9 @@ impl Attention {
         };
         let batch = agree("V", "batch", agree("K", "batch", batch, k_batch)?, v_batch)?;
         let size = agree("K", "head size", size, k_size)?;
+        if size == Some(0) {
+            return Err(OpError::input("Q", "a head size of at least 1", 0));
+        }
         let kv_heads = agree("V", "heads", k_heads, v_heads)?;
         let keys = agree("V", "sequence length", keys, v_keys)?;
         if let (Some(q), Some(kv)) = (q_heads, kv_heads)

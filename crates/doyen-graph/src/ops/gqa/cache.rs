@@ -77,13 +77,17 @@ impl Codec {
 }
 
 impl Cache {
-    /// An empty cache.
+    /// A cache of zero bytes.
     fn zeros(extents: Extents, codec: Codec) -> Result<Self, OpError> {
         let n = [extents.batch, extents.heads, extents.rows, extents.size]
             .iter()
             .try_fold(1usize, |n, &d| n.checked_mul(d))
             .ok_or_else(|| OpError::other("the caches do not fit the address space"))?;
-        Ok(Self { extents, codec, values: zeros(n)? })
+        let mut values = zeros(n)?;
+        if let Codec::Int { bits: 4, .. } = codec {
+            values.fill(-8.0);
+        }
+        Ok(Self { extents, codec, values })
     }
 
     /// The cache that a past input holds; without one, a cache of no rows.
@@ -133,8 +137,8 @@ impl Cache {
             .collect()
     }
 
-    /// The present cache: the past with the new rows appended, or the rows a window-sized cache keeps. `new` gives
-    /// the stored new rows of a sequence and head.
+    /// The present cache: the past with the new rows appended, or the rows a window-sized cache keeps; zero bytes
+    /// behind them. `new` gives the stored new rows of a sequence and head.
     pub(super) fn present<'a>(
         &self,
         op: &GroupQueryAttention,
@@ -153,7 +157,7 @@ impl Cache {
                     }
                     continue;
                 }
-                for r in 0..self.extents.rows {
+                for r in 0..s.past {
                     out.put(b, h, r, self.row(b, h, r));
                 }
                 for (i, row) in new.iter().enumerate() {

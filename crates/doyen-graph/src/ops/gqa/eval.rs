@@ -142,7 +142,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Rotates the tokens that count; padding keeps its place without a position.
+    /// Rotates every token; padding may have a position beyond the caches and then stays as it is.
     fn rotate(&self, inputs: &[Option<&Tensor>], q: &mut Heads, k: &mut Heads) -> Result<(), OpError> {
         let Some(rotary) = self.op.rotary else { return Ok(()) };
         let cos_t = required(inputs, COS_CACHE, "cos_cache")?;
@@ -151,12 +151,15 @@ impl Run<'_> {
         let (rows, half) = (cos_t.shape()[0], cos_t.shape()[1]);
         let ids = optional(inputs, POSITION_IDS).map(Tensor::to_i64).transpose()?;
         for (b, s) in self.plan.sequences.iter().enumerate() {
-            for i in 0..s.valid {
+            for i in 0..self.seq {
                 let (name, position) = self.position(ids.as_deref(), b, s, i);
-                let p = usize::try_from(position).ok().filter(|&p| p < rows).ok_or_else(|| {
+                let Some(p) = usize::try_from(position).ok().filter(|&p| p < rows) else {
+                    if i >= s.valid {
+                        continue;
+                    }
                     let expected = format!("positions below {rows} (rows of cos_cache)");
-                    OpError::input(name, expected, format!("position {position}"))
-                })?;
+                    return Err(OpError::input(name, expected, format!("position {position}")));
+                };
                 let (c, s) = (&cos[p * half..(p + 1) * half], &sin[p * half..(p + 1) * half]);
                 for x in [&mut *q, &mut *k] {
                     for h in 0..x.count {
@@ -192,11 +195,7 @@ impl Run<'_> {
         let mut qk = None;
         if want_qk {
             let n = [self.batch, nq, self.seq].iter().try_fold(total, |n, &d| n.checked_mul(d));
-            let mut v = zeros(n.ok_or_else(|| OpError::other("output_qk does not fit the address space"))?)?;
-            if self.op.qk_output == QkOutput::BeforeSoftmax {
-                v.fill(f64::NEG_INFINITY);
-            }
-            qk = Some(v);
+            qk = Some(zeros(n.ok_or_else(|| OpError::other("output_qk does not fit the address space"))?)?);
         }
         for (b, s) in self.plan.sequences.iter().enumerate() {
             for kv in 0..nkv {

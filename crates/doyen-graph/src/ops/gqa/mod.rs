@@ -112,7 +112,7 @@ pub enum Granularity {
 pub enum QkOutput {
     /// It does not exist.
     None,
-    /// Scores after softcap and bias; minus infinity where a key is not visible.
+    /// Scores after softcap and bias; zero where a key is not visible, as ONNX Runtime writes it.
     BeforeSoftmax,
     /// Probabilities.
     AfterSoftmax,
@@ -191,6 +191,10 @@ impl OpDef for GroupQueryAttention {
             2 => QkOutput::AfterSoftmax,
             v => return Err(OpError::attribute("qk_output", "0, 1 or 2", v)),
         };
+        // Its extent would be a length that no input backs.
+        if window_cache && qk_output != QkOutput::None {
+            return Err(OpError::attribute("qk_output", "0 with sliding_window_cache", "1 or 2"));
+        }
         let interleaved = attrs.flag("rotary_interleaved", false)?;
         let dim = match attrs.int("rotary_embedding_dim")?.unwrap_or(0) {
             0 => None,
