@@ -24,10 +24,17 @@ pub(super) enum Meaning {
 
 /// The meaning of a value over all runs that could compute it.
 pub(super) fn meaning(runs: &[Run<'_>], id: ValueId) -> Meaning {
-    let samples: Vec<(Lengths, Tensor)> =
-        runs.iter().filter_map(|r| Some((r.lengths, r.tensor(id)?))).collect();
+    let mut samples: Vec<(Lengths, Tensor)> = Vec::with_capacity(runs.len());
+    // A run that failed says nothing: the export does not run there either.
+    for (run, fact) in runs.iter().filter_map(|r| Some((r, r.fact(id)?))) {
+        let Some(t) = fact.constant.as_ref().and_then(|c| c.to_tensor().ok()) else {
+            let total = run.lengths.total();
+            return Meaning::Other(format!("a value that cannot be computed at {total} tokens"));
+        };
+        samples.push((run.lengths, t));
+    }
     let Some((_, first)) = samples.first() else {
-        return Meaning::Other("a value that its extents do not determine".into());
+        return Meaning::Other("a value that no length gives".into());
     };
     let all = |rule: &dyn Fn(Lengths, &Tensor) -> bool| samples.iter().all(|(l, t)| rule(*l, t));
     if all(&|_, t| t == first) {

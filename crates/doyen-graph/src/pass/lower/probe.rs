@@ -55,11 +55,6 @@ impl Run<'_> {
     pub(super) fn shape(&self, id: ValueId) -> Option<Shape> {
         self.fact(id)?.concrete_shape()
     }
-
-    /// The value itself, when lengths determine it.
-    pub(super) fn tensor(&self, id: ValueId) -> Option<Tensor> {
-        self.fact(id)?.constant.as_ref()?.to_tensor().ok()
-    }
 }
 
 /// Tokens that every export must take.
@@ -162,7 +157,12 @@ pub(super) fn run<'g>(
     Ok(run)
 }
 
+/// Elements of a value that a run may compute: some query rows over the longest past, never its square. Of a larger one
+/// only type and extents are known, so that it has no meaning.
+const MANY_ELEMENTS: usize = 1 << 22;
+
 fn node_facts(node: &Node, inputs: &[Option<&Fact>], is_length: bool) -> Result<Vec<Fact>, LowerError> {
+    let inferred = node.op.infer(inputs).map_err(|e| node.error(e))?;
     let tensors: Option<Vec<Option<Tensor>>> = inputs
         .iter()
         .map(|f| match f {
@@ -170,16 +170,14 @@ fn node_facts(node: &Node, inputs: &[Option<&Fact>], is_length: bool) -> Result<
             Some(f) => f.constant.as_ref().and_then(|c| c.to_tensor().ok()).map(Some),
         })
         .collect();
-    let result = match tensors {
-        Some(tensors) if is_length => {
-            let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
-            node.op
-                .eval(&refs, node.outputs.len())
-                .map(|all| all.into_iter().map(|t| Fact::from(Arc::new(Constant::from(t)))).collect())
-        }
-        _ => node.op.infer(inputs),
-    };
-    Ok(result.map_err(|e| node.error(e))?)
+    let Some(tensors) = tensors.filter(|_| is_length) else { return Ok(inferred) };
+    let fits = |f: &Fact| f.concrete_shape().is_none_or(|s| s.numel().is_ok_and(|n| n <= MANY_ELEMENTS));
+    if !inferred.iter().all(fits) {
+        return Ok(inferred);
+    }
+    let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+    let results = node.op.eval(&refs, node.outputs.len()).map_err(|e| node.error(e))?;
+    Ok(results.into_iter().map(|t| Fact::from(Arc::new(Constant::from(t)))).collect())
 }
 
 fn input_fact(

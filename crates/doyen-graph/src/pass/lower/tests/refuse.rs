@@ -127,3 +127,20 @@ fn states_of_fixed_size_name_their_node() {
         StatePair { layer: 1, ports: StatePorts::Fixed { past: p.past_key, present: p.present_key } };
     says(&refusal((graph, spec)), &["attention.1", "past_key.1", "fixed size"]);
 }
+
+/// Probing a long context must not write out a matrix of its square.
+#[test]
+fn squares_of_the_length_are_not_computed() {
+    let text = refusal(with(|b, e| {
+        let mask = b.g.find("attention_mask");
+        let long = b.ints("long_context", &[131_072]);
+        let shape = b.node("Shape", "extents", [], &[mask]);
+        let clipped = b.node("Min", "clipped_extents", [], &[Some(shape), Some(long)]);
+        let twice = b.node("Mul", "squared_extents", [], &[Some(clipped), Some(clipped)]);
+        let ones = b.node("ConstantOfShape", "square", [], &[Some(twice)]);
+        let axes = b.ints("both_axes", &[0, 1]);
+        let sum = b.node("ReduceSum", "area", [("keepdims", Attr::Int(1))], &[Some(ones), Some(axes)]);
+        b.node("Mul", "scaled_by_area", [], &[Some(e), Some(sum)])
+    }));
+    says(&text, &["attention_mask", "area", "cannot be computed at"]);
+}
