@@ -4,7 +4,13 @@
 //! * [`detect`]: the instruction sets kernels are written for, found once.
 //! * [`kernel`]: the kernels, one folder or file per operation. They know no graph: they take slices, views and
 //!   plain parameters, write where they are told to and allocate nothing.
+//! * `bind`: from a lowered node to its kernel, once, at load.
+//! * `session`: [`CpuDevice`] and the memory of a loaded program.
 
+mod bind;
 pub mod detect;
 pub mod kernel;
 pub mod pool;
+mod session;
+
+pub use session::CpuDevice;

@@ -1,0 +1,188 @@
+//! Routing and experts.
+
+use super::{
+    Binder, Context, Kernel, cols, rows_at,
+    weights::{Floats, OwnedQuant, OwnedWeights},
+};
+use crate::{
+    kernel::{
+        experts::{self, Activation, Bank, Formats, Gate, Projection, Routes, Shape},
+        linear::{Linear, Mode, Orientation, RowClass, Weights},
+        route::{Router, Weighting},
+    },
+    session::io::Io,
+};
+use doyen_graph::{
+    device::Limits,
+    lowered::{Experts, LValue, Route},
+    ops::{Op, activation as theirs, moe::Moe, qmoe},
+};
+use doyen_tensor::{ExpertId, FloatView, Tensor};
+
+struct RouteKernel(Router);
+
+impl Kernel for RouteKernel {
+    fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
+        let logits = io.input::<f32>(0);
+        let given = io.has_input(1).then(|| io.input::<f32>(1));
+        let (ids, weights) = io.output_pair::<u32, f32>(0, 1);
+        let weights = weights.ok_or("nobody wants its weights")?;
+        self.0.run(cx.pool, logits, given, ids, weights);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        format!("route top-{} of {}", self.0.k(), self.0.experts())
+    }
+}
+
+pub(super) fn route(b: &Binder<'_>, r: &Route) -> Result<Box<dyn Kernel>, String> {
+    let given = b.operand(1).is_some();
+    if given && b.value(1).is_none() {
+        return Err("its router weights are a constant".into());
+    }
+    let weighting = Weighting::of(r.normalize, given, r.sparse_mixer)
+        .ok_or("router weights together with a sparse mixer have no meaning")?;
+    let router = Router::new(r.experts, r.k, weighting)
+        .ok_or_else(|| format!("{} experts a token out of {}", r.k, r.experts))?;
+    Ok(Box::new(RouteKernel(router)))
+}
+
+/// The matrices and biases of a layer's experts, `[projection][expert]`.
+struct OwnedBank {
+    weights: [Vec<OwnedWeights>; 3],
+    biases: [Vec<Floats>; 3],
+}
+
+impl Bank for OwnedBank {
+    fn weights(&self, projection: Projection, expert: usize) -> Weights<'_> {
+        self.weights[projection as usize][expert].view()
+    }
+
+    fn bias(&self, projection: Projection, expert: usize) -> Option<FloatView<'_>> {
+        self.biases[projection as usize].get(expert).map(Floats::view)
+    }
+}
+
+struct ExpertsKernel {
+    experts: experts::Experts,
+    bank: OwnedBank,
+    k: usize,
+    x: LValue,
+}
+
+impl Kernel for ExpertsKernel {
+    fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
+        let routes = Routes { k: self.k, experts: io.input(1), weights: io.input(2) };
+        let x = io.input::<f32>(0);
+        self.experts.run(cx.pool, &self.bank, x, routes, io.output(0), cx.scratch);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        let name = |p| self.experts.linear(p).map_or("", |l: &Linear| l.kernel(RowClass::One).name());
+        format!("experts {} / {}", name(Projection::Fc1), name(Projection::Fc2))
+    }
+
+    fn scratch(&self, limits: &Limits) -> usize {
+        self.experts.scratch_len(rows_at(&self.x, limits), self.k).unwrap_or(usize::MAX)
+    }
+}
+
+const PROJECTIONS: [(Projection, qmoe::Projection); 3] = [
+    (Projection::Fc1, qmoe::Projection::Fc1),
+    (Projection::Fc2, qmoe::Projection::Fc2),
+    (Projection::Fc3, qmoe::Projection::Fc3),
+];
+
+pub(super) fn bind(b: &mut Binder<'_>, e: &Experts) -> Result<Box<dyn Kernel>, String> {
+    let x = b.value(0).ok_or("its input is a constant")?.clone();
+    let tensors = b.constants(3)?;
+    let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+    let (bank, shape, activation, mode) = match &e.op {
+        Op::QMoe(op) => {
+            let (bank, shape) = quantized(op, &refs)?;
+            (bank, shape, op.activation, b.mode(op.accuracy_level.permits_int8()))
+        }
+        Op::Moe(op) => {
+            let (bank, shape) = float(op, &refs)?;
+            (bank, shape, op.activation, Mode::Exact)
+        }
+        other => return Err(format!("{other:?} is not a bank of experts")),
+    };
+    if cols(&x) != Some(shape.hidden) {
+        return Err(format!("its input has extents {:?}, the experts take {}", x.dims, shape.hidden));
+    }
+    let has_fc3 = !bank.weights[2].is_empty();
+    let (activation, gate) = activation_of(activation, has_fc3);
+    let format = |p: Projection| bank.weights[p as usize].first().map(|w| w.view().format());
+    let (Some(fc1), Some(fc2)) = (format(Projection::Fc1), format(Projection::Fc2)) else {
+        return Err("it has no experts".into());
+    };
+    let formats = Formats { fc1, fc2, fc3: format(Projection::Fc3) };
+    let experts =
+        experts::Experts::new(shape, formats, activation, gate, mode, b.isa).map_err(|e| e.to_string())?;
+    experts.check(&bank).map_err(|e| e.to_string())?;
+    Ok(Box::new(ExpertsKernel { experts, bank, k: e.k, x }))
+}
+
+/// The kernel's names for the operator's activation.
+fn activation_of(a: theirs::Activation, has_fc3: bool) -> (Activation, Gate) {
+    let plain = if has_fc3 { Gate::Separate } else { Gate::None };
+    match a {
+        theirs::Activation::Identity => (Activation::Identity, plain),
+        theirs::Activation::Relu => (Activation::Relu, plain),
+        theirs::Activation::Gelu => (Activation::Gelu, plain),
+        theirs::Activation::Silu => (Activation::Silu, plain),
+        theirs::Activation::Swiglu(s) => {
+            let gate = match s.fusion.resolve(has_fc3) {
+                theirs::Fusion::Separate => Gate::Separate,
+                theirs::Fusion::Interleaved => Gate::Interleaved,
+                theirs::Fusion::Concatenated => Gate::Concatenated,
+            };
+            (Activation::SwiGlu { alpha: s.alpha, beta: s.beta, limit: s.limit }, gate)
+        }
+    }
+}
+
+/// QMoE's operands from its index 2 on: weights, scales and bias of each projection, then their zero points.
+fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Shape), String> {
+    let operands = op.operands(refs).map_err(|e| e.to_string())?;
+    let at = |i: usize| refs.get(i).copied().flatten();
+    let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
+    for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
+        let (Some(codes), Some(scales)) = (at(3 * i), at(3 * i + 1)) else { continue };
+        for e in (0..operands.experts as u32).map(ExpertId) {
+            let Some(m) = operands.matrix(stored, e) else { continue };
+            bank.weights[p as usize].push(OwnedWeights::Int(OwnedQuant::new(&m, codes, scales, at(9 + i))));
+            if let (Some(view), Some(t)) = (operands.bias(stored, e), at(3 * i + 2)) {
+                bank.biases[p as usize].push(Floats::of_view(view, t));
+            }
+        }
+    }
+    Ok((bank, Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter }))
+}
+
+/// MoE's operands from its index 2 on: weights and bias of each projection.
+fn float(op: &Moe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Shape), String> {
+    let operands = op.operands(refs).map_err(|e| e.to_string())?;
+    let at = |i: usize| refs.get(i).copied().flatten();
+    let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
+    for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
+        let Some(weights) = at(2 * i) else { continue };
+        for e in (0..operands.experts as u32).map(ExpertId) {
+            let Some(m) = operands.matrix(stored, e) else { continue };
+            bank.weights[p as usize].push(OwnedWeights::Float {
+                rows: m.rows,
+                cols: m.cols,
+                orientation: Orientation::RowMajor,
+                stride: m.cols,
+                values: Floats::of_view(m.values, weights),
+            });
+            if let (Some(view), Some(t)) = (m.bias, at(2 * i + 1)) {
+                bank.biases[p as usize].push(Floats::of_view(view, t));
+            }
+        }
+    }
+    Ok((bank, Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter }))
+}

@@ -1,0 +1,109 @@
+//! Products with constant weights: MatMulNBits and MatMul.
+
+use super::{
+    Binder, Context, Kernel, cols, rows_at,
+    weights::{Floats, OwnedQuant, OwnedWeights},
+};
+use crate::{
+    kernel::linear::{Linear, Mode, Orientation, Output, RowClass},
+    session::io::Io,
+};
+use doyen_graph::{
+    device::Limits,
+    ir::Constant,
+    lowered::{LValue, Operand},
+    ops::matmul_nbits::MatMulNBits,
+};
+use doyen_tensor::Tensor;
+
+/// `y = x W^T + bias`.
+struct Product {
+    linear: Linear,
+    weights: OwnedWeights,
+    bias: Option<Floats>,
+    x: LValue,
+}
+
+impl Kernel for Product {
+    fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
+        let x = io.input::<f32>(0);
+        let weights = self.weights.view();
+        let (rows, tokens) = (weights.rows(), x.len() / weights.cols().max(1));
+        let y = Output::new(io.output(0), tokens, rows);
+        let bias = self.bias.as_ref().map(Floats::view);
+        self.linear.run(cx.pool, &weights, x, bias, y, cx.scratch);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.linear.kernel(RowClass::One).name().to_owned()
+    }
+
+    fn scratch(&self, limits: &Limits) -> usize {
+        self.linear.scratch_len(rows_at(&self.x, limits)).unwrap_or(usize::MAX)
+    }
+}
+
+fn product(
+    b: &Binder<'_>,
+    weights: OwnedWeights,
+    bias: Option<Floats>,
+    mode: Mode,
+) -> Result<Box<dyn Kernel>, String> {
+    let view = weights.view();
+    view.validate().map_err(|e| e.to_string())?;
+    let linear = Linear::new(view.format(), mode, b.isa);
+    let x = b.value(0).ok_or("its activations are a constant")?.clone();
+    Ok(Box::new(Product { linear, weights, bias, x }))
+}
+
+/// MatMulNBits. Its own `g_idx` permutations of scales are left to the reference.
+pub(super) fn nbits(b: &mut Binder<'_>, op: &MatMulNBits) -> Result<Option<Box<dyn Kernel>>, String> {
+    let tensors = b.constants(1)?;
+    let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+    let operands = op.operands(&refs).map_err(|e| e.to_string())?;
+    if operands.groups.is_some() {
+        return Ok(None);
+    }
+    let (Some(codes), Some(scales)) = (refs[0], refs[1]) else {
+        return Err("weights or scales are absent".into());
+    };
+    let zero_points = refs.get(2).copied().flatten();
+    let weights = OwnedWeights::Int(OwnedQuant::new(&operands.matrix, codes, scales, zero_points));
+    let bias = refs.get(4).copied().flatten().map(Floats::of).transpose().map_err(|e| e.to_string())?;
+    let mode = b.mode(op.accuracy_level.permits_int8());
+    product(b, weights, bias, mode).map(Some)
+}
+
+/// MatMul with a constant matrix `[K,N]` on the right; anything else is left to the reference.
+pub(super) fn matmul(b: &mut Binder<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    let (Some(x), Some(Operand::Const(c))) = (b.value(0), b.operand(1)) else { return Ok(None) };
+    let constant = &b.graph.constant(c).data;
+    let [k, n] = constant.shape()[..] else { return Ok(None) };
+    if cols(x) != Some(k) || x.dims.len() < 2 || x.dtype != doyen_tensor::DType::F32 {
+        return Ok(None);
+    }
+    let weights = if let Some(w) = transposed(constant, n, k)? {
+        w
+    } else {
+        let Some(t) = b.constant(1)? else { return Ok(None) };
+        let values = Floats::of(&t).map_err(|e| e.to_string())?;
+        OwnedWeights::Float { rows: n, cols: k, orientation: Orientation::ColumnMajor, stride: n, values }
+    };
+    product(b, weights, None, Mode::Exact).map(Some)
+}
+
+/// A constant that is the whole-row Transpose of contiguous `[N,K]` rows, read where it lies.
+fn transposed(constant: &Constant, n: usize, k: usize) -> Result<Option<OwnedWeights>, String> {
+    let [part] = constant.parts() else { return Ok(None) };
+    if part.strides[0] != 1 || part.strides[1] < k || constant.as_tensor().is_some() {
+        return Ok(None);
+    }
+    let size = constant.dtype().bits() / 8;
+    let stride = part.strides[1];
+    let end = part.offset + (n.max(1) - 1) * stride + k;
+    let bytes = part.bytes.slice(part.offset * size..end * size);
+    let flat = Tensor::from_bytes(constant.dtype(), [end - part.offset], bytes).map_err(|e| e.to_string())?;
+    let values = Floats::of(&flat).map_err(|e| e.to_string())?;
+    Ok(Some(OwnedWeights::Float { rows: n, cols: k, orientation: Orientation::RowMajor, stride, values }))
+}

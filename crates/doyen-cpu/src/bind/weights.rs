@@ -1,0 +1,124 @@
+//! Weights a bound node owns: shared bytes of the package, seen as borrowed views when a step runs.
+
+use crate::kernel::linear::{FloatMatrix, Orientation, Weights};
+use bytes::Bytes;
+use doyen_tensor::{
+    FloatType, FloatView, Tensor, TensorError,
+    format::{Bits, QuantMatrix, ZeroPoints},
+};
+
+/// Float numbers that a node owns.
+#[derive(Debug, Clone)]
+pub(super) struct Floats {
+    ty: FloatType,
+    bytes: Bytes,
+}
+
+impl Floats {
+    /// The numbers of `view`, which looks into `of`.
+    pub(super) fn of_view(view: FloatView<'_>, of: &Tensor) -> Self {
+        Self { ty: view.float_type(), bytes: of.shared_bytes().slice_ref(view.bytes()) }
+    }
+
+    /// All numbers of a float tensor.
+    pub(super) fn of(tensor: &Tensor) -> Result<Self, TensorError> {
+        Ok(Self::of_view(tensor.float_view()?, tensor))
+    }
+
+    pub(super) fn view(&self) -> FloatView<'_> {
+        FloatView::new(self.ty, &self.bytes)
+            .unwrap_or_else(|_| unreachable!("whole elements by construction"))
+    }
+}
+
+/// A weight that a node owns.
+#[derive(Debug, Clone)]
+pub(super) enum OwnedWeights {
+    Int(OwnedQuant),
+    Float { rows: usize, cols: usize, orientation: Orientation, stride: usize, values: Floats },
+}
+
+/// A quantized matrix that a node owns.
+#[derive(Debug, Clone)]
+pub(super) struct OwnedQuant {
+    rows: usize,
+    cols: usize,
+    bits: Bits,
+    block: usize,
+    codes: Bytes,
+    row_bytes: usize,
+    scales: Floats,
+    zero_points: OwnedZeroPoints,
+}
+
+#[derive(Debug, Clone)]
+enum OwnedZeroPoints {
+    Default,
+    PerBlock { packed: Bytes, row_bytes: usize },
+    AcrossRows(Bytes),
+    Float(Floats),
+}
+
+impl OwnedQuant {
+    /// Owns what `m` looks at; the slices must lie in the given tensors.
+    pub(super) fn new(
+        m: &QuantMatrix<'_>,
+        codes: &Tensor,
+        scales: &Tensor,
+        zero_points: Option<&Tensor>,
+    ) -> Self {
+        let zp = |s: &[u8]| zero_points.map_or_else(Bytes::new, |t| t.shared_bytes().slice_ref(s));
+        Self {
+            rows: m.rows,
+            cols: m.cols,
+            bits: m.bits,
+            block: m.block,
+            codes: codes.shared_bytes().slice_ref(m.codes),
+            row_bytes: m.row_bytes,
+            scales: Floats::of_view(m.scales, scales),
+            zero_points: match (m.zero_points, zero_points) {
+                (ZeroPoints::PerBlock { packed, row_bytes }, _) => {
+                    OwnedZeroPoints::PerBlock { packed: zp(packed), row_bytes }
+                }
+                (ZeroPoints::AcrossRows(packed), _) => OwnedZeroPoints::AcrossRows(zp(packed)),
+                (ZeroPoints::Float(v), Some(t)) => OwnedZeroPoints::Float(Floats::of_view(v, t)),
+                (ZeroPoints::Default | ZeroPoints::Float(_), _) => OwnedZeroPoints::Default,
+            },
+        }
+    }
+
+    pub(super) fn view(&self) -> QuantMatrix<'_> {
+        QuantMatrix {
+            rows: self.rows,
+            cols: self.cols,
+            bits: self.bits,
+            block: self.block,
+            codes: &self.codes,
+            row_bytes: self.row_bytes,
+            scales: self.scales.view(),
+            zero_points: match &self.zero_points {
+                OwnedZeroPoints::Default => ZeroPoints::Default,
+                OwnedZeroPoints::PerBlock { packed, row_bytes } => {
+                    ZeroPoints::PerBlock { packed, row_bytes: *row_bytes }
+                }
+                OwnedZeroPoints::AcrossRows(packed) => ZeroPoints::AcrossRows(packed),
+                OwnedZeroPoints::Float(v) => ZeroPoints::Float(v.view()),
+            },
+        }
+    }
+}
+
+impl OwnedWeights {
+    pub(super) fn view(&self) -> Weights<'_> {
+        match self {
+            Self::Int(q) => Weights::Int(q.view()),
+            Self::Float { rows, cols, orientation, stride, values } => Weights::Float(FloatMatrix {
+                rows: *rows,
+                cols: *cols,
+                orientation: *orientation,
+                stride: *stride,
+                values: values.view(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! KV pages of every cache group and layer.
+
+use super::memory::{Memory, cast, cast_mut};
+use crate::kernel::attention::{KvCodec, KvLayout, KvScales, KvStore, KvStoreMut};
+use bytes::Bytes;
+use doyen_graph::{
+    device::{DeviceError, Limits},
+    lowered::{CacheGroup, CacheSlot, KvFormat, Lowered},
+};
+use doyen_tensor::{DType, PageId, Tensor};
+
+/// Keys or values of one layer.
+pub(crate) struct Store {
+    pub(crate) layout: KvLayout,
+    codec: Option<KvCodec>,
+    memory: Memory,
+}
+
+impl Store {
+    fn new(layout: KvLayout, format: KvFormat) -> Result<Self, DeviceError> {
+        let codec = codec(format);
+        let bytes = layout.rows().checked_mul(row_bytes(layout.head_size, codec));
+        let bytes =
+            bytes.ok_or_else(|| DeviceError::Step("the kv cache overflows the address space".into()))?;
+        Ok(Self { layout, codec, memory: Memory::new(bytes, "kv cache")? })
+    }
+
+    pub(crate) fn view<'a>(&'a self, scales: KvScales<'a>) -> Result<KvStore<'a>, String> {
+        match self.codec {
+            None => KvStore::f32(self.layout, cast(&self.memory)),
+            Some(codec) => KvStore::coded(self.layout, codec, &self.memory, scales),
+        }
+        .map_err(|e| e.to_string())
+    }
+
+    pub(crate) fn view_mut<'a>(&'a mut self, scales: KvScales<'a>) -> Result<KvStoreMut<'a>, String> {
+        match self.codec {
+            None => KvStoreMut::f32(self.layout, cast_mut(&mut self.memory)),
+            Some(codec) => KvStoreMut::coded(self.layout, codec, &mut self.memory, scales),
+        }
+        .map_err(|e| e.to_string())
+    }
+
+    fn row_bytes(&self) -> usize {
+        row_bytes(self.layout.head_size, self.codec)
+    }
+
+    fn dtype(&self) -> DType {
+        match self.codec {
+            None => DType::F32,
+            Some(KvCodec::Int8) => DType::I8,
+            Some(KvCodec::Int4) => DType::U8,
+        }
+    }
+
+    /// Shape of `len` rows of a sequence: `[kv_heads, len, channels as stored]`.
+    fn shape(&self, len: usize) -> [usize; 3] {
+        [self.layout.kv_heads, len, self.row_bytes() * 8 / self.dtype().bits()]
+    }
+
+    /// Byte range of a position's row.
+    fn range(
+        &self,
+        table: &[PageId],
+        head: usize,
+        position: usize,
+    ) -> Result<std::ops::Range<usize>, DeviceError> {
+        let page = table.get(position / self.layout.page_size).filter(|p| p.index() < self.layout.pages);
+        let page = page.ok_or_else(|| DeviceError::Step(format!("no page for position {position}")))?;
+        let row = self.layout.row(page.index(), head, position % self.layout.page_size);
+        Ok(row * self.row_bytes()..(row + 1) * self.row_bytes())
+    }
+
+    fn read(&self, table: &[PageId], len: usize) -> Result<Tensor, DeviceError> {
+        let mut out = Vec::with_capacity(self.layout.kv_heads * len * self.row_bytes());
+        for head in 0..self.layout.kv_heads {
+            for position in 0..len {
+                out.extend_from_slice(&self.memory[self.range(table, head, position)?]);
+            }
+        }
+        Tensor::from_bytes(self.dtype(), self.shape(len), Bytes::from(out))
+            .map_err(|e| DeviceError::Step(e.to_string()))
+    }
+
+    fn write(&mut self, table: &[PageId], rows: &Tensor) -> Result<(), DeviceError> {
+        let len = rows.shape().get(1).copied().unwrap_or(0);
+        if rows.dtype() != self.dtype() || rows.shape()[..] != self.shape(len) {
+            return Err(DeviceError::Step(format!(
+                "the cache holds {}{:?}, given {rows:?}",
+                self.dtype(),
+                self.shape(len)
+            )));
+        }
+        let n = self.row_bytes();
+        for head in 0..self.layout.kv_heads {
+            for position in 0..len {
+                let range = self.range(table, head, position)?;
+                let from = (head * len + position) * n;
+                self.memory[range].copy_from_slice(&rows.bytes()[from..from + n]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All caches of a session.
+pub(crate) struct Caches {
+    /// `[group][layer]`: keys, values.
+    groups: Vec<Vec<(Store, Store)>>,
+}
+
+impl Caches {
+    pub(crate) fn new(graph: &Lowered, limits: &Limits) -> Result<Self, DeviceError> {
+        let layer = |g: &CacheGroup| {
+            let layout = |head_size| KvLayout {
+                pages: limits.pages,
+                kv_heads: g.kv_heads,
+                page_size: limits.page_size,
+                head_size,
+            };
+            Ok((Store::new(layout(g.k_head_size), g.format)?, Store::new(layout(g.v_head_size), g.format)?))
+        };
+        let groups = graph
+            .groups
+            .iter()
+            .map(|g| g.layers.iter().map(|_| layer(g)).collect::<Result<Vec<_>, DeviceError>>())
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { groups })
+    }
+
+    /// Keys and values of a layer, to append to and read.
+    pub(crate) fn layer(&mut self, slot: CacheSlot) -> Result<&mut (Store, Store), String> {
+        self.groups
+            .get_mut(slot.group)
+            .and_then(|g| g.get_mut(slot.layer))
+            .ok_or_else(|| format!("no cache for layer {} of group {}", slot.layer, slot.group))
+    }
+
+    pub(crate) fn read(
+        &self,
+        slot: CacheSlot,
+        table: &[PageId],
+        len: usize,
+    ) -> Result<(Tensor, Tensor), DeviceError> {
+        let (keys, values) =
+            self.groups.get(slot.group).and_then(|g| g.get(slot.layer)).ok_or_else(|| {
+                DeviceError::Step(format!("no cache for layer {} of group {}", slot.layer, slot.group))
+            })?;
+        Ok((keys.read(table, len)?, values.read(table, len)?))
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        slot: CacheSlot,
+        table: &[PageId],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<(), DeviceError> {
+        let (k, v) = self.layer(slot).map_err(DeviceError::Step)?;
+        k.write(table, keys)?;
+        v.write(table, values)
+    }
+}
+
+const fn codec(format: KvFormat) -> Option<KvCodec> {
+    match format {
+        KvFormat::Float => None,
+        KvFormat::Int8 { .. } => Some(KvCodec::Int8),
+        KvFormat::Int4 { .. } => Some(KvCodec::Int4),
+    }
+}
+
+const fn row_bytes(head_size: usize, codec: Option<KvCodec>) -> usize {
+    match codec {
+        None => 4 * head_size,
+        Some(codec) => codec.row_bytes(head_size),
+    }
+}
+
+/// Bytes of a page of a group over all its layers, keys and values.
+pub(crate) fn page_bytes(group: &CacheGroup, page_size: usize) -> usize {
+    let codec = codec(group.format);
+    let row = row_bytes(group.k_head_size, codec) + row_bytes(group.v_head_size, codec);
+    group.layers.len() * group.kv_heads * page_size * row
+}

@@ -1,0 +1,299 @@
+//! The CPU as a device: a pool and an instruction set; and a loaded program with its memory.
+//!
+//! * `memory`: aligned zeroed buffers
+//! * `io`: a node's slices of the arena
+//! * `caches`: KV pages
+//!
+//! Nodes are bound by [`crate::bind`]; running a step is a walk over the bound nodes.
+
+pub(crate) mod caches;
+pub(crate) mod io;
+mod memory;
+
+pub(crate) use memory::{cast, cast_mut};
+
+use crate::{
+    bind::{Binder, Context, Kernel},
+    detect::Isa,
+    pool::{Pool, PoolError},
+};
+use caches::Caches;
+use doyen_graph::{
+    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session},
+    lowered::{CacheSlot, LNode, LValueId, Lowered},
+};
+use doyen_tensor::{ByteCount, DType, PageId, Tensor};
+use io::{NodeIo, ValueRef};
+use memory::Memory;
+use std::{num::NonZeroUsize, sync::Arc};
+
+/// The CPU.
+#[derive(Debug, Clone)]
+pub struct CpuDevice {
+    pool: Arc<Pool>,
+    isa: Isa,
+}
+
+impl CpuDevice {
+    /// A device of `threads` threads with the best instruction set of this machine.
+    ///
+    /// # Errors
+    /// When the threads cannot be started.
+    pub fn new(threads: NonZeroUsize) -> Result<Self, PoolError> {
+        Self::with_isa(threads, Isa::detect())
+    }
+
+    /// A device with a given instruction set.
+    ///
+    /// # Errors
+    /// When the threads cannot be started.
+    pub fn with_isa(threads: NonZeroUsize, isa: Isa) -> Result<Self, PoolError> {
+        Ok(Self { pool: Arc::new(Pool::new(threads, true)?), isa })
+    }
+}
+
+fn node_error(node: &LNode) -> impl FnOnce(String) -> DeviceError {
+    let node = node.name.clone();
+    move |reason| DeviceError::Node { node, reason }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        let n = self.pool.threads();
+        format!("cpu, {n} thread{}, {}", if n == 1 { "" } else { "s" }, self.isa)
+    }
+
+    fn plan(
+        &self,
+        graph: &Lowered,
+        node: &LNode,
+        limits: &Limits,
+        numerics: Numerics,
+    ) -> Result<NodePlan, DeviceError> {
+        let bound = Binder::new(graph, node, numerics, (self.isa, self.pool.threads()))
+            .bind()
+            .map_err(node_error(node))?;
+        Ok(match bound {
+            None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
+            Some(b) => NodePlan {
+                kernel: b.kernel.name(),
+                scratch: b.kernel.scratch(limits),
+                resident: ByteCount(b.resident as u64),
+            },
+        })
+    }
+
+    fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount> {
+        graph.groups.iter().map(|g| ByteCount(caches::page_bytes(g, page_size) as u64)).collect()
+    }
+
+    fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
+        Ok(Box::new(CpuSession::new(self, program)?))
+    }
+}
+
+/// A node with its kernel and slices.
+struct Step {
+    node: usize,
+    kernel: Box<dyn Kernel>,
+    io: NodeIo,
+}
+
+/// Where the step's own inputs go.
+struct Inputs {
+    tokens: Option<ValueRef>,
+    positions: Option<ValueRef>,
+    others: Vec<ValueRef>,
+}
+
+struct CpuSession {
+    pool: Arc<Pool>,
+    program: Program,
+    steps: Vec<Step>,
+    inputs: Inputs,
+    outputs: Vec<ValueRef>,
+    arena: Memory,
+    scratch: Memory,
+    caches: Caches,
+    /// Tokens and rows of the last step.
+    last: (usize, usize),
+}
+
+impl CpuSession {
+    fn new(device: &CpuDevice, program: Program) -> Result<Self, DeviceError> {
+        let graph = &program.graph;
+        let mut steps = Vec::with_capacity(graph.nodes.len());
+        for (n, node) in graph.nodes.iter().enumerate() {
+            let binder = Binder::new(graph, node, program.numerics, (device.isa, device.pool.threads()));
+            let Some(bound) = binder.bind().map_err(node_error(node))? else { continue };
+            if bound.kernel.scratch(&program.limits) > program.scratch {
+                return Err(node_error(node)("it takes more scratch than the program has".into()));
+            }
+            steps.push(Step { node: n, kernel: bound.kernel, io: NodeIo::new(&program, node)? });
+        }
+        let one = |v: Option<LValueId>| v.map(|v| ValueRef::new(&program, v)).transpose();
+        let all =
+            |vs: &[LValueId]| vs.iter().map(|&v| ValueRef::new(&program, v)).collect::<Result<Vec<_>, _>>();
+        let inputs = Inputs {
+            tokens: one(graph.tokens)?,
+            positions: one(graph.positions)?,
+            others: all(&graph.inputs)?,
+        };
+        let outputs = all(&graph.outputs)?;
+        for v in inputs.tokens.iter().chain(&inputs.positions).chain(&inputs.others).chain(&outputs) {
+            if !v.fits(&program) {
+                return Err(DeviceError::Step("an input or output lies outside the arena".into()));
+            }
+        }
+        let arena = Memory::new(program.arena, "activations")?;
+        let scratch = Memory::new(program.scratch, "scratch")?;
+        let caches = Caches::new(graph, &program.limits)?;
+        let pool = Arc::clone(&device.pool);
+        Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, program, last: (0, 0) })
+    }
+
+    /// Checks a batch against the limits, so that kernels need not.
+    fn check(&self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        let limits = &self.program.limits;
+        let fits = |what: &str, found: usize, most: usize| {
+            if found <= most {
+                Ok(())
+            } else {
+                Err(DeviceError::Step(format!("a step of {found} {what}, planned for {most}")))
+            }
+        };
+        fits("tokens", batch.tokens.len(), limits.tokens)?;
+        fits("logit rows", batch.rows.len(), limits.rows)?;
+        fits("sequences", batch.sequences.len(), limits.sequences)?;
+        let mut next = 0;
+        for s in batch.sequences {
+            if s.first != next {
+                return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
+            }
+            next += s.len;
+            fits("positions", s.past.saturating_add(s.len), limits.context)?;
+        }
+        if !batch.sequences.is_empty() && next != batch.tokens.len() {
+            return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
+        }
+        if let Some(&r) = batch.rows.iter().find(|&&r| r as usize >= batch.tokens.len()) {
+            return Err(DeviceError::Step(format!("logits of token {r} of {}", batch.tokens.len())));
+        }
+        if batch.tables.len() < self.program.graph.groups.len() {
+            return Err(DeviceError::Step("a cache group has no block tables".into()));
+        }
+        for (g, table) in batch.tables.iter().enumerate() {
+            if table.len() < batch.sequences.len() {
+                return Err(DeviceError::Step(format!("cache group {g} has no table for every sequence")));
+            }
+            for (i, s) in batch.sequences.iter().enumerate() {
+                let pages = table.sequence(i);
+                let need = (s.past + s.len).div_ceil(limits.page_size);
+                if pages.len() < need || pages[..need].iter().any(|p| p.index() >= limits.pages) {
+                    return Err(DeviceError::Step(format!(
+                        "sequence {i} has no pages for {} positions",
+                        s.past + s.len
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_inputs(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        if let Some(v) = &self.inputs.tokens {
+            let ids: &mut [i64] = cast_mut(v.slice_mut(&mut self.arena, tokens, rows));
+            ids.iter_mut().zip(batch.tokens).for_each(|(o, &t)| *o = i64::from(t));
+        }
+        if let Some(v) = &self.inputs.positions {
+            let out: &mut [i64] = cast_mut(v.slice_mut(&mut self.arena, tokens, rows));
+            for s in batch.sequences {
+                out[s.first..s.first + s.len]
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, o)| *o = (s.past + i) as i64);
+            }
+        }
+        if batch.inputs.len() != self.inputs.others.len() {
+            let (found, expected) = (batch.inputs.len(), self.inputs.others.len());
+            return Err(DeviceError::Step(format!("{found} inputs given, the program has {expected}")));
+        }
+        for (v, t) in self.inputs.others.iter().zip(batch.inputs) {
+            let t = compute_type(t, v.dtype)?;
+            let out = v.slice_mut(&mut self.arena, tokens, rows);
+            if out.len() != t.bytes().len() {
+                return Err(DeviceError::Step(format!(
+                    "an input is {t:?}, {} bytes were planned",
+                    out.len()
+                )));
+            }
+            out.copy_from_slice(t.bytes());
+        }
+        Ok(())
+    }
+}
+
+/// A tensor in a value's compute type.
+fn compute_type(t: &Tensor, dtype: DType) -> Result<Tensor, DeviceError> {
+    if t.dtype() == dtype {
+        return Ok(t.clone());
+    }
+    let widened = t.to_f32().and_then(|v| Tensor::from_f32(dtype, t.shape().clone(), &v));
+    widened.map_err(|e| DeviceError::Step(e.to_string()))
+}
+
+impl Session for CpuSession {
+    fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        self.check(batch)?;
+        self.last = (batch.tokens.len(), batch.rows.len());
+        self.write_inputs(batch)?;
+        let (tokens, rows) = self.last;
+        let arena = self.arena.as_mut_ptr();
+        let mut cx =
+            Context { pool: &self.pool, batch, scratch: &mut self.scratch, caches: &mut self.caches };
+        for step in &self.steps {
+            // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run`
+            // returns; `check` keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
+            let mut io = unsafe { step.io.at(arena, tokens, rows) };
+            step.kernel.run(&mut io, &mut cx).map_err(node_error(&self.program.graph.nodes[step.node]))?;
+        }
+        Ok(())
+    }
+
+    fn output(&self, index: usize) -> &[f32] {
+        let (tokens, rows) = self.last;
+        self.outputs.get(index).map_or(&[], |v| cast(v.slice(&self.arena, tokens, rows)))
+    }
+
+    fn value(&self, id: LValueId) -> Result<Tensor, DeviceError> {
+        let v = ValueRef::new(&self.program, id)?;
+        let (tokens, rows) = self.last;
+        let bytes = bytes::Bytes::copy_from_slice(v.slice(&self.arena, tokens, rows));
+        Tensor::from_bytes(v.dtype, v.shape(tokens, rows), bytes)
+            .map_err(|e| DeviceError::Step(e.to_string()))
+    }
+
+    fn read_cache(
+        &self,
+        slot: CacheSlot,
+        table: &[PageId],
+        len: usize,
+    ) -> Result<(Tensor, Tensor), DeviceError> {
+        self.caches.read(slot, table, len)
+    }
+
+    fn write_cache(
+        &mut self,
+        slot: CacheSlot,
+        table: &[PageId],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<(), DeviceError> {
+        self.caches.write(slot, table, keys, values)
+    }
+}
