@@ -54,7 +54,7 @@ fn main() {
         .into();
     let x = rng.floats(128 * K);
     let mut cases = Vec::new();
-    for tokens in [1, 2, 4, 8, 32, 128] {
+    for tokens in [1, 2, 4, 8, 16, 128] {
         for w in &weights {
             for mode in [Mode::Fast, Mode::Exact] {
                 let copies = copies_of(N * w.bits.packed_len(K));

@@ -15,7 +15,7 @@ use crate::{
 use std::ops::Range;
 
 /// Packed bytes of a chunk of rows at most: enough to amortise taking it, few enough to share the work evenly.
-const CHUNK_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 128 << 10;
 /// Rows of a chunk at least, and the number they are a multiple of: whole tiles, whole lines of output.
 const CHUNK_ROWS: usize = 16;
 /// Columns per item of the last phase.

@@ -81,7 +81,7 @@ pub fn select(format: Format, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
 fn int(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) if vector_block(block, cols) => avx2::kernel(bits, block, mode, class),
+        Isa::Avx2(_) if vector_block(block, cols) => avx2::kernel(bits, block, cols, mode, class),
         _ => match mode {
             Mode::Exact => Kernel::int("scalar-int-exact", scalar::exact),
             Mode::Fast => Kernel::int("scalar-int-fast", scalar::fast),

@@ -1,6 +1,6 @@
 //! The loops around register tiles, and the stack buffers that tiles read.
 
-use super::{Geometry, LaneMap, SEGMENT, SEGMENT_BLOCKS, hsum, scales};
+use super::{BlockMap, Geometry, SEGMENT, SEGMENT_BLOCKS, hsum, scales};
 use crate::kernel::{
     linear::{Columns, tiles},
     quantize::Prepared,
@@ -21,6 +21,9 @@ const AHEAD: usize = 1024;
 
 /// A way to compute tiles: one accumulator of eight lanes for each of `R` rows times `T` tokens.
 pub(super) trait Numerics {
+    /// Whether default zero points need not be written into the panel.
+    const TAKES_DEFAULT_ZERO: bool;
+
     /// Makes what all token tiles of one row tile and segment share.
     ///
     /// # Safety
@@ -43,7 +46,7 @@ pub(super) trait Numerics {
 pub(super) struct RowTile<'a, const R: usize> {
     pub(super) w: &'a QuantMatrix<'a>,
     pub(super) g: &'a Geometry,
-    pub(super) map: &'a LaneMap,
+    pub(super) map: &'a BlockMap,
     pub(super) first: usize,
     pub(super) spans: usize,
     /// Spans whose 32 bytes are all inside the row; the one behind them is in [`Panel::tail`].
@@ -76,7 +79,7 @@ pub(super) fn rows<N: Numerics, const R: usize, const T: usize, const BATCH: usi
     out: &mut Columns<'_>,
 ) {
     let g = Geometry::new(w);
-    let job = Job { w, acts, bias, map: LaneMap::new(&g), g };
+    let job = Job { w, acts, bias, map: BlockMap::new(&g), g };
     let mut panel = Panel {
         scale: [[0.0; SEGMENT_BLOCKS]; MAX_ROWS],
         zero: [[0.0; SEGMENT_BLOCKS]; MAX_ROWS],
@@ -140,7 +143,7 @@ struct Job<'a> {
     w: &'a QuantMatrix<'a>,
     acts: &'a Prepared<'a>,
     bias: Option<FloatView<'a>>,
-    map: LaneMap,
+    map: BlockMap,
     g: Geometry,
 }
 
@@ -178,7 +181,7 @@ fn row_tile<N: Numerics, const R: usize, const T: usize, const BATCH: usize>(
     while first < job.g.spans {
         let seg = job.segment::<R>(rows, first);
         for r in 0..R {
-            fill(&seg, rows.n + r * rows.step, r, panel);
+            fill::<N, R>(&seg, rows.n + r * rows.step, r, panel);
         }
         // SAFETY: this function's own features, and a segment of a matrix that the kernel's caller validated.
         unsafe { N::begin(&seg, panel) };
@@ -222,10 +225,12 @@ fn token_tile<N: Numerics, const R: usize, const T: usize>(
 
 /// Widens scales and zero points of row `n` and copies its partial last span, as row `r` of the panel.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn fill<const R: usize>(seg: &RowTile<'_, R>, n: usize, r: usize, panel: &mut Panel) {
+fn fill<N: Numerics, const R: usize>(seg: &RowTile<'_, R>, n: usize, r: usize, panel: &mut Panel) {
     let w = seg.w;
     scales::widen(w.scales, n * seg.g.blocks + seg.block, seg.blocks, &mut panel.scale[r]);
-    scales::zero_points(w, n, seg.block, seg.blocks, &mut panel.zero[r]);
+    if !(N::TAKES_DEFAULT_ZERO && seg.default_zero()) {
+        scales::zero_points(w, n, seg.block, seg.blocks, &mut panel.zero[r]);
+    }
     if seg.whole < seg.spans {
         let partial = &w.row(n)[32 * (seg.first + seg.whole)..seg.g.row_len];
         panel.tail[r] = [0; 32];
@@ -248,22 +253,32 @@ impl<const R: usize> RowTile<'_, R> {
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
 
-    /// The widened number of each lane's block in span `s` of the segment.
+    /// The widened number of each lane's block in span `s` of the segment, which has `PER` blocks.
+    ///
+    /// Reads no more than the span's own numbers: they have just been written by eights, and a read that straddles two
+    /// writes has to wait until they are in the cache.
     ///
     /// # Safety
     /// `s < spans`, and `of` was filled for this tile.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) unsafe fn lanes<const WIDE: bool>(&self, of: &[f32; SEGMENT_BLOCKS], s: usize) -> __m256 {
+    pub(super) unsafe fn lanes<const PER: usize>(&self, of: &[f32; SEGMENT_BLOCKS], s: usize) -> __m256 {
         let first = self.map.first_block(self.first + s) - self.block;
         // SAFETY: `first` is one of the segment's blocks, and eight zeros follow the last one.
         unsafe {
             let p = of.as_ptr().add(first);
-            if WIDE {
-                _mm256_broadcast_ss(&*p)
-            } else {
-                let lanes = _mm256_loadu_si256(self.map.lanes.as_ptr().cast());
-                _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), lanes)
+            match PER {
+                1 => _mm256_broadcast_ss(&*p),
+                2 => {
+                    let two = _mm256_castpd_ps(_mm256_set1_pd(f64::from_ne_bytes(*p.cast::<[u8; 8]>())));
+                    _mm256_permutevar_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+                }
+                4 => {
+                    let four = _mm_loadu_ps(p);
+                    let four = _mm256_set_m128(four, four);
+                    _mm256_permutevar_ps(four, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))
+                }
+                _ => _mm256_loadu_ps(p),
             }
         }
     }
@@ -271,6 +286,11 @@ impl<const R: usize> RowTile<'_, R> {
     /// Whether zero points are all the default of the format.
     pub(super) const fn default_zero(&self) -> bool {
         matches!(self.w.zero_points, ZeroPoints::Default)
+    }
+
+    /// Whether the segment's first block began in an earlier one.
+    pub(super) const fn continues_block(&self) -> bool {
+        self.block * self.g.block < self.first * self.g.span
     }
 
     /// Width of a code.

@@ -6,31 +6,34 @@ use crate::kernel::linear::{Kernel, RowClass};
 use doyen_tensor::format::Bits;
 use std::arch::x86_64::*;
 
-/// The kernel of a width, block and row class.
-pub(super) fn kernel(bits: Bits, block: usize, class: RowClass) -> Kernel {
+/// The kernel of a width, number of blocks per span and row class.
+pub(super) fn kernel(bits: Bits, per_span: usize, class: RowClass) -> Kernel {
     macro_rules! table {
-        ($($bits:ident $n:literal $wide:literal $name:literal),* $(,)?) => {
-            match (bits, block >= 32 * bits.per_byte(), class) {
-                $((Bits::$bits, $wide, RowClass::One) =>
-                    Kernel::int(concat!("avx2-", $name, "-exact-4x1"), rows::<Registers<$n, $wide>, 4, 1, 1>),
-                (Bits::$bits, $wide, RowClass::Few) =>
-                    Kernel::int(concat!("avx2-", $name, "-exact-1x4"), rows::<Registers<$n, $wide>, 1, 4, 8>),
-                (Bits::$bits, $wide, RowClass::Many) =>
-                    Kernel::int(concat!("avx2-", $name, "-exact-panel-2x4"), rows::<Shared<$n, $wide>, 2, 4, 16>),)*
+        ($($bits:ident $n:literal $per:literal $name:literal),* $(,)?) => {
+            match (bits, per_span, class) {
+                $((Bits::$bits, $per, RowClass::One) =>
+                    Kernel::int(concat!("avx2-", $name, "-exact-4x1"), rows::<Registers<$n, $per>, 4, 1, 1>),
+                (Bits::$bits, $per, RowClass::Few) =>
+                    Kernel::int(concat!("avx2-", $name, "-exact-1x4"), rows::<Registers<$n, $per>, 1, 4, 8>),
+                (Bits::$bits, $per, RowClass::Many) =>
+                    Kernel::int(concat!("avx2-", $name, "-exact-panel-2x4"), rows::<Shared<$n, $per>, 2, 4, 16>),)*
+                _ => unreachable!("{per_span} blocks in a span"),
             }
         };
     }
     table! {
-        B2 2 true "int2", B2 2 false "int2-narrow",
-        B4 4 true "int4", B4 4 false "int4-narrow",
-        B8 8 true "int8", B8 8 false "int8-narrow",
+        B2 2 1 "int2", B2 2 2 "int2-b64", B2 2 4 "int2-b32", B2 2 8 "int2-b16",
+        B4 4 1 "int4", B4 4 2 "int4-b32", B4 4 4 "int4-b16",
+        B8 8 1 "int8", B8 8 2 "int8-b16",
     }
 }
 
-/// Dequantizes in registers. `WIDE`: a span never holds more than one block.
-struct Registers<const BITS: i32, const WIDE: bool>;
+/// Dequantizes in registers; `PER` blocks to a span.
+struct Registers<const BITS: i32, const PER: usize>;
 
-impl<const BITS: i32, const WIDE: bool> Numerics for Registers<BITS, WIDE> {
+impl<const BITS: i32, const PER: usize> Numerics for Registers<BITS, PER> {
+    const TAKES_DEFAULT_ZERO: bool = false;
+
     #[inline(always)]
     unsafe fn begin<const R: usize>(_: &RowTile<'_, R>, _: &mut Panel) {}
 
@@ -42,18 +45,20 @@ impl<const BITS: i32, const WIDE: bool> Numerics for Registers<BITS, WIDE> {
         acc: &mut [[__m256; R]; T],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { add_packed::<BITS, WIDE, R, T>(s, panel, acts, acc) }
+        unsafe { add_packed::<BITS, PER, R, T>(s, panel, acts, acc) }
     }
 }
 
 /// Dequantizes once per row tile and segment, for all tokens of the batch.
-struct Shared<const BITS: i32, const WIDE: bool>;
+struct Shared<const BITS: i32, const PER: usize>;
 
-impl<const BITS: i32, const WIDE: bool> Numerics for Shared<BITS, WIDE> {
+impl<const BITS: i32, const PER: usize> Numerics for Shared<BITS, PER> {
+    const TAKES_DEFAULT_ZERO: bool = false;
+
     #[inline(always)]
     unsafe fn begin<const R: usize>(s: &RowTile<'_, R>, panel: &mut Panel) {
         // SAFETY: the caller's promise.
-        unsafe { dequantize::<BITS, WIDE, R>(s, panel) }
+        unsafe { dequantize::<BITS, PER, R>(s, panel) }
     }
 
     #[inline(always)]
@@ -64,7 +69,7 @@ impl<const BITS: i32, const WIDE: bool> Numerics for Shared<BITS, WIDE> {
         acc: &mut [[__m256; R]; T],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { add_panel::<BITS, WIDE, R, T>(s, panel, acts, acc) }
+        unsafe { add_panel::<BITS, PER, R, T>(s, panel, acts, acc) }
     }
 }
 
@@ -79,7 +84,7 @@ fn next<const BITS: i32>(v: __m256i, zero: __m256) -> (__m256, __m256i) {
 /// # Safety
 /// As [`Numerics::add`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_packed<const BITS: i32, const WIDE: bool, const R: usize, const T: usize>(
+unsafe fn add_packed<const BITS: i32, const PER: usize, const R: usize, const T: usize>(
     s: &RowTile<'_, R>,
     panel: &Panel,
     acts: [*const u8; T],
@@ -91,7 +96,7 @@ unsafe fn add_packed<const BITS: i32, const WIDE: bool, const R: usize, const T:
         // SAFETY: `i < spans`, and the panel was filled for this tile.
         let mut codes: [__m256i; R] = std::array::from_fn(|r| unsafe { s.load(r, i, panel) });
         // SAFETY: as above.
-        let zero: [__m256; R] = std::array::from_fn(|r| unsafe { s.lanes::<WIDE>(&panel.zero[r], i) });
+        let zero: [__m256; R] = std::array::from_fn(|r| unsafe { s.lanes::<PER>(&panel.zero[r], i) });
         let mut part = [[_mm256_setzero_ps(); R]; T];
         for c in 0..per_lane {
             // SAFETY: a span is `8 * per_lane` numbers.
@@ -107,7 +112,7 @@ unsafe fn add_packed<const BITS: i32, const WIDE: bool, const R: usize, const T:
         }
         for r in 0..R {
             // SAFETY: as for the zero points.
-            let scale = unsafe { s.lanes::<WIDE>(&panel.scale[r], i) };
+            let scale = unsafe { s.lanes::<PER>(&panel.scale[r], i) };
             for t in 0..T {
                 acc[t][r] = _mm256_fmadd_ps(part[t][r], scale, acc[t][r]);
             }
@@ -119,14 +124,14 @@ unsafe fn add_packed<const BITS: i32, const WIDE: bool, const R: usize, const T:
 /// # Safety
 /// As [`Numerics::begin`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dequantize<const BITS: i32, const WIDE: bool, const R: usize>(
+unsafe fn dequantize<const BITS: i32, const PER: usize, const R: usize>(
     s: &RowTile<'_, R>,
     panel: &mut Panel,
 ) {
     for r in 0..R {
         for i in 0..s.spans {
             // SAFETY: `i < spans`, and the panel was filled for this tile.
-            let (mut codes, zero) = unsafe { (s.load(r, i, panel), s.lanes::<WIDE>(&panel.zero[r], i)) };
+            let (mut codes, zero) = unsafe { (s.load(r, i, panel), s.lanes::<PER>(&panel.zero[r], i)) };
             for o in panel.values[r][i * s.g.span..(i + 1) * s.g.span].chunks_exact_mut(8) {
                 let (w, rest) = next::<BITS>(codes, zero);
                 codes = rest;
@@ -140,7 +145,7 @@ unsafe fn dequantize<const BITS: i32, const WIDE: bool, const R: usize>(
 /// # Safety
 /// As [`Numerics::add`], after [`dequantize`] for the same tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_panel<const BITS: i32, const WIDE: bool, const R: usize, const T: usize>(
+unsafe fn add_panel<const BITS: i32, const PER: usize, const R: usize, const T: usize>(
     s: &RowTile<'_, R>,
     panel: &Panel,
     acts: [*const u8; T],
@@ -168,7 +173,7 @@ unsafe fn add_panel<const BITS: i32, const WIDE: bool, const R: usize, const T: 
         }
         for r in 0..R {
             // SAFETY: `i < spans`, and the panel was filled for this tile.
-            let scale = unsafe { s.lanes::<WIDE>(&panel.scale[r], i) };
+            let scale = unsafe { s.lanes::<PER>(&panel.scale[r], i) };
             for t in 0..T {
                 acc[t][r] = _mm256_fmadd_ps(part[t][r], scale, acc[t][r]);
             }

@@ -9,29 +9,32 @@ use crate::kernel::linear::{Kernel, RowClass};
 use doyen_tensor::format::Bits;
 use std::arch::x86_64::*;
 
-/// The kernel of a width, block and row class.
-pub(super) fn kernel(bits: Bits, block: usize, class: RowClass) -> Kernel {
+/// The kernel of a width, number of blocks per span and row class.
+pub(super) fn kernel(bits: Bits, per_span: usize, class: RowClass) -> Kernel {
     macro_rules! table {
-        ($($bits:ident $n:literal $wide:literal $name:literal),* $(,)?) => {
-            match (bits, block >= 32 * bits.per_byte(), class) {
-                $((Bits::$bits, $wide, RowClass::One) =>
-                    Kernel::int(concat!("avx2-", $name, "-fast-4x1"), rows::<Fast<$n, $wide>, 4, 1, 1>),
-                (Bits::$bits, $wide, _) =>
-                    Kernel::int(concat!("avx2-", $name, "-fast-2x4"), rows::<Fast<$n, $wide>, 2, 4, 8>),)*
+        ($($bits:ident $n:literal $per:literal $name:literal),* $(,)?) => {
+            match (bits, per_span, class) {
+                $((Bits::$bits, $per, RowClass::One) =>
+                    Kernel::int(concat!("avx2-", $name, "-fast-4x1"), rows::<Fast<$n, $per>, 4, 1, 1>),
+                (Bits::$bits, $per, _) =>
+                    Kernel::int(concat!("avx2-", $name, "-fast-1x4"), rows::<Fast<$n, $per>, 1, 4, 8>),)*
+                _ => unreachable!("{per_span} blocks in a span"),
             }
         };
     }
     table! {
-        B2 2 true "int2", B2 2 false "int2-narrow",
-        B4 4 true "int4", B4 4 false "int4-narrow",
-        B8 8 true "int8", B8 8 false "int8-narrow",
+        B2 2 1 "int2", B2 2 2 "int2-b64", B2 2 4 "int2-b32", B2 2 8 "int2-b16",
+        B4 4 1 "int4", B4 4 2 "int4-b32", B4 4 4 "int4-b16",
+        B8 8 1 "int8", B8 8 2 "int8-b16",
     }
 }
 
-/// `WIDE`: a span never holds more than one block.
-struct Fast<const BITS: i32, const WIDE: bool>;
+/// `PER` blocks to a span.
+struct Fast<const BITS: i32, const PER: usize>;
 
-impl<const BITS: i32, const WIDE: bool> Numerics for Fast<BITS, WIDE> {
+impl<const BITS: i32, const PER: usize> Numerics for Fast<BITS, PER> {
+    const TAKES_DEFAULT_ZERO: bool = true;
+
     #[inline(always)]
     unsafe fn begin<const R: usize>(s: &RowTile<'_, R>, panel: &mut Panel) {
         // SAFETY: the caller's promise.
@@ -48,7 +51,7 @@ impl<const BITS: i32, const WIDE: bool> Numerics for Fast<BITS, WIDE> {
         // SAFETY: the caller's promise.
         unsafe {
             take_off_zero::<R, T>(s, panel, acts, acc);
-            add_spans::<BITS, WIDE, R, T>(s, panel, acts, acc);
+            add_spans::<BITS, PER, R, T>(s, panel, acts, acc);
         }
     }
 }
@@ -61,16 +64,21 @@ const fn centred<const R: usize>(s: &RowTile<'_, R>) -> bool {
 /// Turns the panel's zero points into `scale * (zero - offset)`, and 0 for a block that began in an earlier segment.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scale_zero_points<const R: usize>(s: &RowTile<'_, R>, panel: &mut Panel) {
-    if centred(s) {
+    if s.default_zero() {
         return;
     }
-    let offset = if matches!(s.bits(), Bits::B8) { 128.0 } else { 0.0 };
-    for (zero, scale) in panel.zero.iter_mut().zip(&panel.scale).take(R) {
-        for (z, x) in zero[..s.blocks].iter_mut().zip(scale) {
-            *z = (*z - offset) * x;
+    let offset = _mm256_set1_ps(if matches!(s.bits(), Bits::B8) { 128.0 } else { 0.0 });
+    for r in 0..R {
+        for b in (0..s.blocks).step_by(8) {
+            // SAFETY: eight zeros follow the segment's blocks in both arrays; the scale makes them zeros again.
+            unsafe {
+                let zero = panel.zero[r].as_mut_ptr().add(b);
+                let scale = _mm256_loadu_ps(panel.scale[r].as_ptr().add(b));
+                _mm256_storeu_ps(zero, _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(zero), offset), scale));
+            }
         }
-        if s.block * s.g.block < s.first * s.g.span {
-            zero[0] = 0.0;
+        if s.continues_block() {
+            panel.zero[r][0] = 0.0;
         }
     }
 }
@@ -91,10 +99,20 @@ unsafe fn take_off_zero<const R: usize, const T: usize>(
         return;
     }
     let sums_at = s.g.spans * (s.g.span + 32) + 4 * s.block;
+    let default = _mm256_set1_ps(f32::from(s.bits().default_zero_point()));
+    let continued = s.continues_block();
     for b in (0..s.blocks).step_by(8) {
         for r in 0..R {
             // SAFETY: eight zeros follow the segment's blocks in the panel.
-            let zero = unsafe { _mm256_loadu_ps(panel.zero[r].as_ptr().add(b)) };
+            let zero = unsafe {
+                if s.default_zero() {
+                    let zero = _mm256_mul_ps(_mm256_loadu_ps(panel.scale[r].as_ptr().add(b)), default);
+                    let none = _mm256_setzero_ps();
+                    if continued && b == 0 { _mm256_blend_ps::<1>(zero, none) } else { zero }
+                } else {
+                    _mm256_loadu_ps(panel.zero[r].as_ptr().add(b))
+                }
+            };
             for t in 0..T {
                 // SAFETY: eight numbers follow every block sum in a prepared row.
                 let sums = unsafe { _mm256_loadu_ps(acts[t].add(sums_at + 4 * b).cast()) };
@@ -109,7 +127,7 @@ unsafe fn take_off_zero<const R: usize, const T: usize>(
 /// # Safety
 /// As [`Numerics::add`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_spans<const BITS: i32, const WIDE: bool, const R: usize, const T: usize>(
+unsafe fn add_spans<const BITS: i32, const PER: usize, const R: usize, const T: usize>(
     s: &RowTile<'_, R>,
     panel: &Panel,
     acts: [*const u8; T],
@@ -121,7 +139,7 @@ unsafe fn add_spans<const BITS: i32, const WIDE: bool, const R: usize, const T: 
     for i in 0..s.spans {
         for r in 0..R {
             // SAFETY: `i < spans`, and the panel was filled for this tile.
-            let (codes, scale) = unsafe { (s.load(r, i, panel), s.lanes::<WIDE>(&panel.scale[r], i)) };
+            let (codes, scale) = unsafe { (s.load(r, i, panel), s.lanes::<PER>(&panel.scale[r], i)) };
             let planes = unpack::<BITS>(codes);
             for t in 0..T {
                 // SAFETY: a record is `span` codes and eight scales, and the row holds `first + spans` of them.

@@ -11,7 +11,7 @@
 //! * the eight lanes are added by halves, then the bias.
 //!
 //! Segments of [`SEGMENT`] columns bound the stack: the scales and zero points of a segment are widened into a buffer
-//! once per tile ([`scales`]), which keeps scale types and kinds of zero points out of the inner loops. [`driver`] holds the
+//! once per tile (`scales`), which keeps scale types and kinds of zero points out of the inner loops. [`driver`] holds the
 //! loops around tiles, [`fast`] and [`exact`] the tiles.
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
@@ -34,10 +34,11 @@ const SEGMENT: usize = 2048;
 const SEGMENT_BLOCKS: usize = SEGMENT / 16 + 8;
 
 /// The kernel of a width, block, mode and row class.
-pub(super) fn kernel(bits: Bits, block: usize, mode: Mode, class: RowClass) -> Kernel {
+pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, class: RowClass) -> Kernel {
+    let per_span = blocks_per_span(bits, block, cols);
     match mode {
-        Mode::Fast => fast::kernel(bits, block, class),
-        Mode::Exact => exact::kernel(bits, block, class),
+        Mode::Fast => fast::kernel(bits, per_span, class),
+        Mode::Exact => exact::kernel(bits, per_span, class),
     }
 }
 
@@ -73,30 +74,33 @@ impl Geometry {
     }
 }
 
-/// Which of the segment's widened scales the lanes of a span take.
+/// Where a span begins among the blocks of its row.
 #[derive(Debug, Clone, Copy)]
-struct LaneMap {
+struct BlockMap {
     /// Span `s` of the row begins in block `(s << up) >> down`.
     up: u32,
     down: u32,
-    /// Block of each lane, counted from the span's first one.
-    lanes: [i32; 8],
 }
 
-impl LaneMap {
+impl BlockMap {
     fn new(g: &Geometry) -> Self {
         if g.blocks == 1 {
-            return Self { up: 0, down: usize::BITS - 1, lanes: [0; 8] };
+            return Self { up: 0, down: usize::BITS - 1 };
         }
-        // Both are powers of two here, and a lane never straddles blocks.
+        // Both are powers of two here.
         let (span, block) = (g.span.trailing_zeros(), g.block.trailing_zeros());
-        let lanes = std::array::from_fn(|lane| (lane * g.span / 8 / g.block) as i32);
-        Self { up: span.saturating_sub(block), down: block.saturating_sub(span), lanes }
+        Self { up: span.saturating_sub(block), down: block.saturating_sub(span) }
     }
 
-    const fn first_block(&self, span: usize) -> usize {
+    const fn first_block(self, span: usize) -> usize {
         (span << self.up) >> self.down
     }
+}
+
+/// Blocks of a span: 1, 2, 4 or 8, as blocks have at least 16 columns unless there is only one.
+const fn blocks_per_span(bits: Bits, block: usize, cols: usize) -> usize {
+    let span = 32 * bits.per_byte();
+    if block < cols && block < span { span / block } else { 1 }
 }
 
 /// Adds the lanes: halves, quarters, pairs.

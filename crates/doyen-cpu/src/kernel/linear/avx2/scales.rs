@@ -21,8 +21,9 @@ pub(super) fn widen(view: FloatView<'_>, start: usize, len: usize, out: &mut [f3
         // SAFETY: i + 8 <= len.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i), x) };
     }
-    for (i, o) in out.iter_mut().enumerate().skip(whole) {
-        *o = if i < len { v.get(i) } else { 0.0 };
+    out[whole..].fill(0.0);
+    for (i, o) in out.iter_mut().enumerate().take(len).skip(whole) {
+        *o = v.get(i);
     }
 }
 
