@@ -1,0 +1,82 @@
+//! `doyen conformance`: operator cases on the reference or on a backend.
+
+use super::Outcome;
+use crate::{conformance::DeviceRunner, model::cpu};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use doyen_graph::testkit::{Case, Exceptions, Reference, Report, Runner, run};
+use std::{num::NonZeroUsize, path::PathBuf};
+
+/// Run a folder of operator cases
+///
+/// Each case is a folder in the layout of ONNX backend tests: model.onnx, test_data_set_0/input_0.pb, output_0.pb, ...,
+/// and optionally a case.json with tolerances or an expected error. For anyone who adds an operator or a backend.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doyen conformance conformance/cases
+  doyen conformance conformance/cases --backend cpu
+  doyen conformance onnx-node-tests --backend reference --json")]
+pub struct Args {
+    /// Folder of cases, or of folders of cases
+    dir: PathBuf,
+
+    /// What runs the cases
+    #[arg(long, value_enum, default_value_t)]
+    backend: Backend,
+
+    /// Cases that are skipped, with reasons
+    #[arg(long, value_name = "FILE", default_value = "conformance-exceptions.json")]
+    exceptions: PathBuf,
+
+    /// Threads of the CPU backend [default: the CPUs this process may use]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// The scalar reference interpreter
+    #[default]
+    Reference,
+    /// The CPU kernels, on the lowered graph
+    Cpu,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<Outcome> {
+        let cases = Case::find(&self.dir)?;
+        ensure!(!cases.is_empty(), "{} has no cases (folders with a model.onnx)", self.dir.display());
+        let exceptions = if self.exceptions.exists() {
+            Exceptions::read(&self.exceptions)
+                .with_context(|| format!("cannot read the exceptions {}", self.exceptions.display()))?
+        } else {
+            Exceptions::default()
+        };
+        let runner: Box<dyn Runner> = match self.backend {
+            Backend::Reference => Box::new(Reference),
+            Backend::Cpu => Box::new(DeviceRunner::new(cpu(self.threads)?)),
+        };
+        let report = quietly(|| run(&cases, runner.as_ref(), &exceptions));
+        if self.json {
+            println!("{:#}", report.to_json());
+        } else {
+            print!("{report}");
+        }
+        let failed = report.counts().failed > 0;
+        Ok(if failed { Outcome::Different } else { Outcome::Done })
+    }
+}
+
+/// A panic inside a case is a failure of the case, reported as such; the hook would print it a second time.
+fn quietly(f: impl FnOnce() -> Report) -> Report {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let report = f();
+    std::panic::set_hook(hook);
+    report
+}

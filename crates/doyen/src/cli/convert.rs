@@ -1,0 +1,174 @@
+//! `doyen convert`: a checkpoint to a quantized ONNX package.
+
+use super::Outcome;
+use crate::console;
+use anyhow::Result;
+use doyen_convert::{
+    Options, Progress, Step, Target, convert,
+    options::{Block, LayerOverride, Setting, Width},
+};
+use doyen_tensor::FloatType;
+use indicatif::ProgressBar;
+use std::path::PathBuf;
+
+/// Convert a Hugging Face checkpoint to an ONNX package
+///
+/// Reads config.json, safetensors (single file or sharded) and the tokenizer's files of a Llama, Qwen2, Qwen3 or Qwen3-MoE
+/// checkpoint. Weights are rounded to nearest, each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype).
+/// The package appears only when it is complete.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  doyen convert Qwen3-30B-A3B -o qwen3-4bit
+  doyen convert Qwen3-30B-A3B -o qwen3-mixed --experts fc1=2,fc2=4 --block 64
+  doyen convert Qwen3-30B-A3B -o qwen3-edges --experts 4 --layers '0-1:experts=8;46-:experts=8,attention=float'
+  doyen convert Llama-3.2-1B -o llama-plain --float --dtype f32")]
+#[allow(clippy::struct_excessive_bools, reason = "they are independent flags")]
+pub struct Args {
+    /// Folder of the checkpoint
+    checkpoint: PathBuf,
+
+    /// Folder of the package to write
+    #[arg(short, long, value_name = "PACKAGE_DIR")]
+    output: PathBuf,
+
+    /// Routed experts: W, or fc1=W,fc2=W for gate/up and down projections [default: 4]
+    #[arg(long, value_name = "W|fc1=W,fc2=W", value_parser = experts)]
+    experts: Option<Settings>,
+
+    /// Dense feed-forward [default: 4]
+    #[arg(long, value_name = "W")]
+    mlp: Option<Width>,
+
+    /// Shared experts [default: 8]
+    #[arg(long, value_name = "W")]
+    shared_experts: Option<Width>,
+
+    /// Routers [default: float]
+    #[arg(long, value_name = "W")]
+    router: Option<Width>,
+
+    /// Attention projections [default: 8]
+    #[arg(long, value_name = "W")]
+    attention: Option<Width>,
+
+    /// Token embedding [default: 8]
+    #[arg(long, value_name = "W")]
+    embed: Option<Width>,
+
+    /// Output projection [default: 8]
+    #[arg(long, value_name = "W")]
+    lm_head: Option<Width>,
+
+    /// Columns that share a scale: 16, 32, 64, 128, 256, or row [default: 32]
+    #[arg(long, value_name = "N|row")]
+    block: Option<Block>,
+
+    /// Asymmetric quantization [default: on]
+    #[arg(long, value_name = "on|off", value_parser = Setting::parse_zero_points)]
+    zero_points: Option<Setting>,
+
+    /// Float type of activations, scales, norms and float weights: f32, f16 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = Options::parse_dtype)]
+    dtype: FloatType,
+
+    /// Every weight in the --dtype; the options above replace parts of it
+    #[arg(long)]
+    float: bool,
+
+    /// Settings of layer ranges (3, 2-5, 40-, *), later ones win: RANGE:key=value,...;RANGE:...
+    #[arg(long, value_name = "RANGE:KEY=VALUE,..", value_parser = layers)]
+    layers: Option<Overrides>,
+
+    /// Replace a package that is already there
+    #[arg(long)]
+    force: bool,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+// clap treats a Vec as several values; these are one value each.
+#[derive(Debug, Clone)]
+struct Settings(Vec<Setting>);
+#[derive(Debug, Clone)]
+struct Overrides(Vec<LayerOverride>);
+
+type OptionError = doyen_convert::options::OptionError;
+
+fn experts(s: &str) -> Result<Settings, OptionError> {
+    Setting::parse_experts(s).map(Settings)
+}
+
+fn layers(s: &str) -> Result<Overrides, OptionError> {
+    LayerOverride::parse_list(s).map(Overrides)
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        let mut options = if self.float {
+            Options::float(self.dtype)
+        } else {
+            Options { dtype: self.dtype, ..Options::default() }
+        };
+        let s = &mut options.settings;
+        s.extend(self.experts.iter().flat_map(|e| &e.0).copied());
+        s.extend(self.mlp.map(Setting::Mlp));
+        s.extend(self.shared_experts.map(Setting::SharedExperts));
+        s.extend(self.router.map(Setting::Router));
+        s.extend(self.attention.map(Setting::Attention));
+        s.extend(self.block.map(Setting::Block));
+        s.extend(self.zero_points);
+        options.embed = self.embed.unwrap_or(options.embed);
+        options.lm_head = self.lm_head.unwrap_or(options.lm_head);
+        options.layers = self.layers.clone().map_or_else(Vec::new, |l| l.0);
+        options
+    }
+
+    pub(super) fn run(self) -> Result<Outcome> {
+        let target = Target::new(&self.output).replace(self.force);
+        let mut progress = Bar::new();
+        let report = convert(&self.checkpoint, &target, &self.options(), &mut progress);
+        progress.0.finish_and_clear();
+        let report = report?;
+        for notice in &report.notices {
+            eprintln!("note: {notice}");
+        }
+        if self.json {
+            let parts: serde_json::Map<_, _> =
+                report.parts.iter().map(|(p, b)| (p.to_string(), b.0.into())).collect();
+            println!(
+                "{}",
+                serde_json::json!({
+                    "architecture": report.architecture, "package": self.output, "parts": parts,
+                    "data_file_bytes": report.data_file.0, "notices": report.notices,
+                })
+            );
+        } else {
+            for (part, bytes) in &report.parts {
+                println!("{part:<14} {:>12}", bytes.to_string());
+            }
+            println!("{} written to {} ({})", report.architecture, self.output.display(), report.data_file);
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// Bytes done, rate, time left, and the tensor at hand.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let template = "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {wide_msg}";
+        Self(console::bar(0, template))
+    }
+}
+
+impl Progress for Bar {
+    fn step(&mut self, step: Step<'_>) {
+        self.0.set_length(step.total);
+        self.0.set_position(step.done);
+        self.0.set_message(step.tensor.to_owned());
+    }
+}

@@ -1,0 +1,108 @@
+//! Operator cases on a lowered backend: each becomes one step over sequences, its outputs are read back from the arena
+//! and the caches.
+
+use doyen_graph::{
+    device::{Device, GroupTables, Numerics, RaggedBatch, SeqSpan},
+    pass::lower::{CaseRefusal, LoweredCase, lower_case},
+    testkit::{CaseError, Model, Runner},
+};
+use doyen_runtime::{
+    Plan, PlanOptions,
+    kv::{BlockTables, PagePool},
+};
+use doyen_tensor::{ByteCount, DType, Tensor, TensorError};
+use std::sync::Arc;
+
+/// A device under test, in exact mode.
+pub struct DeviceRunner<D> {
+    device: D,
+}
+
+impl<D: Device> DeviceRunner<D> {
+    /// A runner for a device.
+    pub const fn new(device: D) -> Self {
+        Self { device }
+    }
+}
+
+impl<D: Device> Runner for DeviceRunner<D> {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn run(&self, model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, CaseError> {
+        let case = lower_case(&model.graph, inputs).map_err(|e| match e {
+            CaseRefusal::Invalid(e) => CaseError::Run(e),
+            CaseRefusal::Inexpressible(_) => CaseError::Load(e.to_string()),
+        })?;
+        self.step(&case).map_err(|e| CaseError::Run(e.to_string()))
+    }
+}
+
+impl<D: Device> DeviceRunner<D> {
+    fn step(&self, case: &LoweredCase) -> anyhow::Result<Vec<Tensor>> {
+        let graph = Arc::new(case.graph.clone());
+        let spans = spans(case);
+        let tokens: usize = spans.iter().map(|s| s.len).sum();
+        let context = spans.iter().map(|s| s.past + s.len).max().unwrap_or(0).max(1);
+        let options = PlanOptions {
+            context,
+            sequences: spans.len().max(1),
+            step_tokens: tokens.max(1),
+            step_rows: 1,
+            page_size: 16,
+            numerics: Numerics::Exact,
+            memory: Some(ByteCount(4 << 30)),
+            taps: true,
+        };
+        let plan = Plan::new(Arc::clone(&graph), &self.device, &options)?;
+        let mut session = self.device.load(plan.program().clone())?;
+        let mut pool = PagePool::new(graph.groups.len(), &plan.program().limits);
+        let mut tables = Vec::new();
+        for (span, sequence) in spans.iter().zip(&case.sequences) {
+            let mut table = BlockTables::default();
+            pool.grow(&mut table, span.past + span.len)?;
+            for (slot, keys, values) in &sequence.caches {
+                session.write_cache(*slot, table.group(slot.group), &held(keys)?, &held(values)?)?;
+            }
+            tables.push(table);
+        }
+        let group = |g: usize| {
+            let mut all = GroupTables::default();
+            for t in &tables {
+                all.push(t.group(g));
+            }
+            all
+        };
+        session.step(&RaggedBatch {
+            tokens: &vec![0; tokens],
+            sequences: &spans,
+            tables: &(0..graph.groups.len()).map(group).collect::<Vec<_>>(),
+            rows: &[],
+            inputs: &case.inputs,
+        })?;
+        let results = graph.outputs.iter().map(|&o| session.value(o)).collect::<Result<Vec<_>, _>>()?;
+        case.assemble(&results, |sequence, slot, len| {
+            Ok(session.read_cache(slot, tables[sequence].group(slot.group), len)?)
+        })
+    }
+}
+
+fn spans(case: &LoweredCase) -> Vec<SeqSpan> {
+    let mut first = 0;
+    let mut spans = Vec::with_capacity(case.sequences.len());
+    for s in &case.sequences {
+        spans.push(SeqSpan { first, len: s.new, past: s.past });
+        first += s.new;
+    }
+    spans
+}
+
+/// A cache's rows in the type they are held in.
+fn held(rows: &Tensor) -> Result<Tensor, TensorError> {
+    if rows.dtype().is_float() {
+        Tensor::from_f32(DType::F32, rows.shape().clone(), &rows.to_f32()?)
+    } else {
+        Ok(rows.clone())
+    }
+}

@@ -1,0 +1,224 @@
+//! A package on a backend, ready to generate: engine, tokenizer, chat template, search settings.
+
+use crate::{builtin, cli::ModelArgs, console};
+use anyhow::{Context, Result, anyhow};
+use doyen_cpu::CpuDevice;
+use doyen_graph::{
+    device::{Device, Numerics},
+    lowered::Lowered,
+    package::{DirSource, EmbeddedSource, Package, PackageSource, Search},
+    pass::{dead, fold, lower},
+};
+use doyen_runtime::{Engine, Plan, PlanOptions, SamplingParams};
+use doyen_tensor::{ByteCount, TokenId};
+use doyen_text::{ChatInput, ChatTemplates, Now, Tokenizer, TokenizerFiles};
+use serde::{Deserialize, Serialize};
+use std::{num::NonZeroUsize, path::Path, sync::Arc};
+
+/// Context that is planned when neither the user nor the model says less.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: content.into() }
+    }
+}
+
+/// A loaded model.
+pub struct Model {
+    /// Runs it.
+    pub engine: Engine,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Tokens that end a generation.
+    pub eos: Vec<TokenId>,
+    /// The package's search settings.
+    pub sampling: SamplingParams,
+    templates: Option<ChatTemplates>,
+}
+
+/// Where a package comes from: the directory, or the built-in one.
+///
+/// # Errors
+/// When the directory cannot be opened.
+pub fn source(package: Option<&Path>) -> Result<Arc<dyn PackageSource>> {
+    Ok(match package {
+        Some(path) => Arc::new(DirSource::open(path)?),
+        None => Arc::new(EmbeddedSource::new(builtin::NAME, builtin::FILES)),
+    })
+}
+
+/// The CPU with the threads asked for, or all CPUs this process may use.
+///
+/// # Errors
+/// When the threads cannot be started.
+pub fn cpu(threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
+    let threads = threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
+    Ok(CpuDevice::new(threads)?)
+}
+
+/// Folds and lowers a package's graph.
+///
+/// # Errors
+/// Names the node that cannot be folded or lowered.
+pub fn lowered(package: &Package) -> Result<Lowered> {
+    let mut graph = package.graph.clone();
+    fold::fold(&mut graph, fold::FoldLimits::default())?;
+    dead::dead(&mut graph);
+    lower::lower(&graph, &package.ports).map_err(|e| anyhow!("{}: {e}", package.model_file))
+}
+
+impl Model {
+    /// Loads a model for `sequences` sequences at once, showing that it does.
+    ///
+    /// # Errors
+    /// When the package cannot be read, checked, lowered, planned or loaded.
+    pub fn load(args: &ModelArgs, sequences: usize) -> Result<Self> {
+        let progress = console::spinner("reading the package");
+        let package = Package::open(source(args.package.as_deref())?)?;
+        let tokenizer = tokenizer(&package)?;
+        let templates = templates(&package)?;
+        progress.set_message("planning");
+        let device = cpu(args.threads)?;
+        let graph = Arc::new(lowered(&package)?);
+        let options = PlanOptions {
+            context: context(args.context, package.manifest.context_length),
+            sequences,
+            numerics: Numerics::from(args.numerics),
+            ..PlanOptions::default()
+        };
+        let plan = Plan::new(graph, &device, &options)?;
+        if args.verbose {
+            progress.suspend(|| eprintln!("{}", explain(&plan, &device)));
+        }
+        progress.set_message("loading");
+        let engine = Engine::new(&plan, &device)?;
+        progress.finish_and_clear();
+        let eos = eos(&package, &tokenizer);
+        let sampling = search(&package.manifest.search);
+        Ok(Self { engine, tokenizer, eos, sampling, templates })
+    }
+
+    /// The tokens of a prompt that is continued as it is; the tokenizer's own first token (`<s>`) is added where it
+    /// has one.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn raw_prompt(&self, text: &str) -> Result<Vec<TokenId>> {
+        self.tokenizer.encode_with_special(text).context("cannot tokenize the prompt")
+    }
+
+    /// The tokens of a conversation in the model's chat template, up to where the assistant answers.
+    ///
+    /// # Errors
+    /// When there is no template, the template raises, or the tokenizer fails.
+    pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
+        let template = self.require_template()?.pick(false)?;
+        let messages = messages.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        let text = template.render(&ChatInput {
+            messages: &messages,
+            tools: None,
+            documents: None,
+            add_generation_prompt: true,
+            tokens: self.tokenizer.named(),
+            extra: &serde_json::Map::new(),
+            now: Now::utc(),
+        })?;
+        self.tokenizer.encode(&text).context("cannot tokenize the conversation")
+    }
+
+    /// The package's chat templates.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn require_template(&self) -> Result<&ChatTemplates> {
+        self.templates.as_ref().ok_or_else(|| {
+            anyhow!(
+                "the package has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); \
+                 continue raw text with `doyen run --raw`"
+            )
+        })
+    }
+}
+
+fn context(asked: Option<NonZeroUsize>, model: Option<usize>) -> usize {
+    match (asked, model) {
+        (Some(n), _) => n.get(),
+        (None, Some(model)) => model.clamp(1, DEFAULT_CONTEXT),
+        (None, None) => DEFAULT_CONTEXT,
+    }
+}
+
+/// The package's tokenizer.
+///
+/// # Errors
+/// When there is none, or it cannot be read.
+pub fn tokenizer(package: &Package) -> Result<Tokenizer> {
+    let text = &package.text;
+    let json = text.tokenizer.as_ref().with_context(|| {
+        format!("{} has no tokenizer.json; copy the model's into it", package.source.describe())
+    })?;
+    Ok(Tokenizer::from_files(&TokenizerFiles {
+        tokenizer: json,
+        config: text.tokenizer_config.as_deref(),
+        special_tokens_map: text.special_tokens_map.as_deref(),
+    })?)
+}
+
+fn templates(package: &Package) -> Result<Option<ChatTemplates>> {
+    let text = &package.text;
+    Ok(ChatTemplates::find(text.chat_template.as_deref(), text.tokenizer_config.as_deref())?)
+}
+
+fn eos(package: &Package, tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let mut eos = package.manifest.eos_tokens.clone();
+    if eos.is_empty() {
+        eos.extend(tokenizer.eos());
+    }
+    eos
+}
+
+fn search(s: &Search) -> SamplingParams {
+    let temperature = if s.do_sample { s.temperature as f32 } else { 0.0 };
+    SamplingParams {
+        temperature,
+        top_k: if s.do_sample { s.top_k } else { 0 },
+        top_p: s.top_p.filter(|&p| p > 0.0 && s.do_sample).map_or(1.0, |p| p as f32),
+        repetition_penalty: s.repetition_penalty as f32,
+        ..SamplingParams::default()
+    }
+}
+
+/// The plan for people: device, ledger, and how often each kernel is used.
+pub fn explain(plan: &Plan, device: &dyn Device) -> String {
+    let mut kernels = std::collections::BTreeMap::<&str, usize>::new();
+    for node in plan.nodes() {
+        *kernels.entry(&node.kernel).or_default() += 1;
+    }
+    let kernels: Vec<String> = kernels.iter().map(|(k, n)| format!("  {n:>5} x {k}")).collect();
+    format!(
+        "{} ({:?} numerics)\n{}\n{}",
+        device.describe(),
+        plan.program().numerics,
+        plan.ledger(),
+        kernels.join("\n")
+    )
+}
+
+/// The most memory this process has had in RAM, if the system tells.
+pub fn peak_memory() -> Option<ByteCount> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(ByteCount(kib * 1024))
+}

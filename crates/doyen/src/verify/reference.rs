@@ -1,0 +1,211 @@
+//! The lowered program against the reference interpreter on the exported graph, value by value.
+
+use super::{Difference, difference, distance};
+use anyhow::{Context, Result, anyhow, ensure};
+use doyen_graph::{
+    device::{Device, GroupTables, Numerics, RaggedBatch, SeqSpan},
+    interp::Interpreter,
+    ir::{Dim, Fact, Graph},
+    lowered::{LOp, LValueId, Lowered},
+    package::Package,
+    pass::lower::{LowerSpec, StatePorts},
+};
+use doyen_runtime::{Plan, PlanOptions};
+use doyen_tensor::{ByteCount, DType, PageId, Tensor, TokenId};
+use std::{collections::HashMap, sync::Arc};
+
+/// What the reference computed for a prompt.
+pub struct Recorded {
+    prompt: Vec<TokenId>,
+    logits: Vec<f32>,
+    /// Float values by name.
+    values: HashMap<String, Vec<f32>>,
+}
+
+/// How a node's result differs.
+#[derive(Debug, Clone)]
+pub struct NodeDifference {
+    /// Node name.
+    pub node: String,
+    /// What the node does.
+    pub kind: &'static str,
+    /// Largest absolute difference.
+    pub max_abs: f64,
+    /// `|got - want| / |want|`.
+    pub relative: f64,
+}
+
+/// How a program differs from the reference.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Nodes whose result the reference has too, in order.
+    pub nodes: Vec<NodeDifference>,
+    /// At the logits, all positions.
+    pub logits: Difference,
+}
+
+/// Runs the exported graph on the reference for `prompt` as a first prompt, recording every float value.
+///
+/// # Errors
+/// When an input of the graph has no meaning here, or an operator refuses.
+pub fn record(package: &Package, prompt: &[TokenId]) -> Result<Recorded> {
+    let graph = &package.graph;
+    let feeds = feeds(graph, &package.ports, prompt)?;
+    let named: Vec<(&str, Tensor)> = feeds.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
+    let mut values = HashMap::new();
+    let outputs = Interpreter::new(graph)
+        .with_memory_limit(ByteCount(64 << 30))
+        .run_with(&named, |id, tensor| {
+            if let Ok(v) = tensor.to_f32() {
+                values.insert(graph.value(id).name.clone(), v);
+            }
+        })
+        .context("the reference cannot run the graph")?;
+    let logits = graph.find(&package.ports.logits).and_then(|id| graph.outputs.iter().position(|&o| o == id));
+    let logits =
+        logits.and_then(|i| outputs.get(i)).ok_or_else(|| anyhow!("the graph has no logits"))?.to_f32()?;
+    Ok(Recorded { prompt: prompt.to_vec(), logits, values })
+}
+
+/// The graph's inputs for a first prompt at batch 1.
+fn feeds(graph: &Graph, ports: &LowerSpec, prompt: &[TokenId]) -> Result<Vec<(String, Tensor)>> {
+    let n = prompt.len();
+    let ids: Vec<i64> = prompt.iter().map(|t| i64::from(t.0)).collect();
+    let positions: Vec<i64> = (0..n as i64).collect();
+    let mut out = Vec::new();
+    for &id in &graph.inputs {
+        let value = graph.value(id);
+        let name = &value.name;
+        let dtype = value.fact.dtype.unwrap_or(DType::I64);
+        let tensor = if *name == ports.input_ids {
+            integers(dtype, vec![1, n], &ids)?
+        } else if ports.attention_mask.as_ref() == Some(name) {
+            integers(dtype, vec![1, n], &vec![1; n])?
+        } else if ports.position_ids.as_ref() == Some(name) {
+            let streams = if value.fact.rank() == Some(3) { 3 } else { 1 };
+            let shape = if streams == 3 { vec![3, 1, n] } else { vec![1, n] };
+            integers(dtype, shape, &positions.repeat(streams))?
+        } else if let Some(capacity) = state_capacity(graph, ports, name) {
+            empty_state(&value.fact, capacity, name)?
+        } else {
+            return Err(anyhow!("graph input {name:?}: nothing is known that could be given to it"));
+        };
+        out.push((name.clone(), tensor));
+    }
+    Ok(out)
+}
+
+/// Rows the state input of this name has before the first prompt: none, or the whole window of a sliding cache.
+fn state_capacity(graph: &Graph, ports: &LowerSpec, name: &str) -> Option<usize> {
+    let pair = ports.states.iter().find_map(|s| match &s.ports {
+        StatePorts::KeyValue(p) if p.past_key == name || p.past_value == name => Some(()),
+        StatePorts::Fixed { past, .. } if past == name => Some(()),
+        _ => None,
+    });
+    pair?;
+    let id = graph.find(name)?;
+    let sliding = graph.nodes.iter().find_map(|node| match &node.op {
+        doyen_graph::ops::Op::GroupQueryAttention(op)
+            if op.window_cache && node.inputs.iter().flatten().any(|&v| v == id) =>
+        {
+            op.window
+        }
+        _ => None,
+    });
+    Some(sliding.unwrap_or(0))
+}
+
+/// A zero state at batch 1: the first extent is the batch, other extents that are not numbers are `rows`.
+fn empty_state(fact: &Fact, rows: usize, name: &str) -> Result<Tensor> {
+    let dims = fact.shape.as_ref().ok_or_else(|| anyhow!("state {name:?} has no declared shape"))?;
+    let size = |(i, d): (usize, &Dim)| d.known().unwrap_or(if i == 0 { 1 } else { rows });
+    let shape: Vec<usize> = dims.iter().enumerate().map(size).collect();
+    let dtype = fact.dtype.ok_or_else(|| anyhow!("state {name:?} has no declared type"))?;
+    let bytes = doyen_tensor::Shape::from(shape.clone()).bytes(dtype)?;
+    Ok(Tensor::from_bytes(dtype, shape, vec![0u8; bytes].into())?)
+}
+
+fn integers(dtype: DType, shape: Vec<usize>, values: &[i64]) -> Result<Tensor> {
+    Ok(match dtype {
+        DType::I64 => Tensor::from_slice(shape, values)?,
+        DType::I32 => Tensor::from_slice(shape, &values.iter().map(|&v| v as i32).collect::<Vec<_>>())?,
+        other => return Err(anyhow!("token input of type {other}; int32 or int64 was expected")),
+    })
+}
+
+/// Runs the lowered graph on a device in one step, all logit rows wanted, and compares every value that the reference
+/// has under the same name.
+///
+/// # Errors
+/// When the program cannot be planned or run.
+pub fn compare(
+    recorded: &Recorded,
+    graph: &Arc<Lowered>,
+    device: &dyn Device,
+    numerics: Numerics,
+) -> Result<Outcome> {
+    let n = recorded.prompt.len();
+    let options = PlanOptions {
+        context: n,
+        step_tokens: n,
+        step_rows: n,
+        numerics,
+        taps: true,
+        ..PlanOptions::default()
+    };
+    let plan = Plan::new(Arc::clone(graph), device, &options)?;
+    let mut session = device.load(plan.program().clone())?;
+    let tokens: Vec<u32> = recorded.prompt.iter().map(|t| t.0).collect();
+    let pages: Vec<PageId> = (0..plan.program().limits.pages as u32).map(PageId).collect();
+    let mut table = GroupTables::default();
+    table.push(&pages);
+    let tables = vec![table; graph.groups.len()];
+    session.step(&RaggedBatch {
+        tokens: &tokens,
+        sequences: &[SeqSpan { first: 0, len: n, past: 0 }],
+        tables: &tables,
+        rows: &(0..n as u32).collect::<Vec<_>>(),
+        inputs: &[],
+    })?;
+    let mut nodes = Vec::new();
+    for node in &graph.nodes {
+        let Some(&Some(output)) = node.outputs.first() else { continue };
+        let Some(want) = recorded.values.get(&graph.value(output).name) else { continue };
+        let Some(got) = value(session.as_ref(), graph, output)? else { continue };
+        if got.len() == want.len() {
+            let (max_abs, relative) = distance(&got, want);
+            nodes.push(NodeDifference { node: node.name.clone(), kind: kind(&node.op), max_abs, relative });
+        }
+    }
+    let got = session.output(0);
+    ensure!(
+        got.len() == recorded.logits.len(),
+        "{} logits, the reference has {}",
+        got.len(),
+        recorded.logits.len()
+    );
+    Ok(Outcome { nodes, logits: difference(got, &recorded.logits, recorded.logits.len() / n) })
+}
+
+fn value(
+    session: &dyn doyen_graph::device::Session,
+    graph: &Lowered,
+    id: LValueId,
+) -> Result<Option<Vec<f32>>> {
+    if graph.value(id).dtype != DType::F32 {
+        return Ok(None);
+    }
+    Ok(Some(session.value(id)?.to_f32()?))
+}
+
+const fn kind(op: &LOp) -> &'static str {
+    match op {
+        LOp::Op(_) => "operator",
+        LOp::View => "view",
+        LOp::SelectRows { .. } => "select rows",
+        LOp::Attention(_) => "attention",
+        LOp::Route(_) => "route",
+        LOp::Experts(_) => "experts",
+        LOp::SiluMul => "silu * up",
+    }
+}
