@@ -1,7 +1,12 @@
 //! A decoder from its blocks: ports as ONNX Runtime GenAI's builder names them, one pass over the layers.
 
 use crate::{
-    ConvertError, blocks::Builder, config::ModelConfig, options::Options, report::Report, source::Checkpoint,
+    ConvertError,
+    blocks::Builder,
+    config::{ModelConfig, RopeScaling},
+    options::{Block, LayerFormats, Options, WIDEST_BLOCK},
+    report::Report,
+    source::Checkpoint,
     store::Store,
 };
 use doyen_graph::ir::{Dim, Fact, Graph};
@@ -34,6 +39,7 @@ pub(crate) fn assemble(
         dtype: options.dtype,
         notices: Vec::new(),
     };
+    tell_limits(&mut b, &layers);
     let tokens = [Dim::from("batch_size"), Dim::from("sequence_length")];
     let input_ids = b.graph.add_input("input_ids", Fact::new(DType::I64, tokens));
     let shared = b.attention_inputs()?;
@@ -66,6 +72,25 @@ pub(crate) fn assemble(
         notices,
     };
     Ok(Plan { graph, store, report })
+}
+
+/// What a user may expect of the options or the checkpoint, and will not get.
+fn tell_limits(b: &mut Builder<'_>, layers: &[LayerFormats]) {
+    if layers.iter().any(|l| l.block == Block::Row) {
+        b.notice(format!(
+            "block row: one scale a row is kept for experts; other weights have blocks of {WIDEST_BLOCK} columns, since \
+             their operators know no row-wise scales"
+        ));
+    }
+    if let RopeScaling::Yarn { factor, original, .. } = b.config.rope.scaling {
+        let (reach, positions) = ((factor * original) as usize, b.config.max_positions);
+        if reach > positions {
+            b.notice(format!(
+                "yarn scaling reaches {reach} positions, max_position_embeddings says {positions}: the package's context \
+                 is {positions}; raise it in config.json for more"
+            ));
+        }
+    }
 }
 
 /// Checks a copy of the graph in which placed weights, having no bytes yet, are inputs. (On a copy also because the

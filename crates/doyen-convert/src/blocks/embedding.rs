@@ -128,7 +128,7 @@ impl Builder<'_> {
                 format!("the embedding has {} bits, the head is {head}", bits.get())
             }
         };
-        self.notices.push(format!("embedding and head are tied in the checkpoint, stored twice here: {why}"));
+        self.notice(format!("embedding and head are tied in the checkpoint, stored twice here: {why}"));
         Ok(None)
     }
 }

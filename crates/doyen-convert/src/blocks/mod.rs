@@ -90,6 +90,13 @@ impl Builder<'_> {
         Ok(self.store.float(&mut self.graph, name, self.dtype, &[len], rows, part))
     }
 
+    /// Tells the user something once.
+    pub(crate) fn notice(&mut self, text: String) {
+        if !self.notices.contains(&text) {
+            self.notices.push(text);
+        }
+    }
+
     pub(crate) fn spec(&self, bits: Bits, formats: &LayerFormats) -> QuantSpec {
         QuantSpec {
             bits,

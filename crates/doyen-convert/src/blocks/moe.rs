@@ -53,7 +53,7 @@ impl Builder<'_> {
                 if moe.norm_topk { Ok(out) } else { self.unnormalise(&at, moe, out, per_token) }
             }
             ExpertWidths::Bits { fc1, fc2 } => {
-                self.check_rows(layer, moe, fc1, fc2, formats)?;
+                self.check_rows(moe, fc1, fc2, formats)?;
                 self.quantized_experts(&module, moe, (x, logits), experts, (fc1, fc2), formats)
             }
         }
@@ -75,7 +75,6 @@ impl Builder<'_> {
     /// Rows of packed codes must be whole bytes; blocks that do not divide a row are legal but not portable.
     fn check_rows(
         &mut self,
-        layer: usize,
         moe: Moe,
         fc1: Bits,
         fc2: Bits,
@@ -94,9 +93,9 @@ impl Builder<'_> {
             if let Block::Columns(block) = formats.block
                 && !cols.is_multiple_of(block)
             {
-                self.notices.push(format!(
-                    "layer {layer}: block {block} does not divide {field} = {cols}; the last block of each expert row is \
-                     short, which GPU runtimes refuse"
+                self.notice(format!(
+                    "block {block} does not divide {field} = {cols}; the last block of each expert row is short, which \
+                     GPU runtimes refuse"
                 ));
             }
         }

@@ -76,7 +76,8 @@ fn experts_are_stored_as_asked() {
             Setting::ZeroPoints(zero_points),
         ];
         let place = c.write();
-        place.convert(&Options { settings, ..f32_options() }).unwrap();
+        let report = place.convert(&Options { settings, ..f32_options() }).unwrap();
+        assert_eq!(report.notices.iter().any(|n| n.starts_with("block row")), block == Block::Row);
         let package = open(&place.package());
         let [node] = nodes(&package.graph, "QMoE")[..] else { panic!("one mixture of experts") };
         assert_eq!(attr(node, "expert_weight_bits"), Some(Attr::Int(fc2.get() as i64)));
@@ -179,7 +180,9 @@ fn packed_projections_with_biases_and_yarn() {
     let mut found = Vec::new();
     for options in [Options::float(FloatType::F32), f32_options()] {
         let place = c.write();
-        place.convert(&options).unwrap();
+        let report = place.convert(&options).unwrap();
+        // Original length 16 stretched by 4 is all that config.json allows.
+        assert!(!report.notices.iter().any(|n| n.contains("yarn")), "{:?}", report.notices);
         let package = open(&place.package());
         let bias = constant(&package.graph, "model.layers.0.self_attn.qkv_proj.bias").to_f32().unwrap();
         let source: Vec<f32> = ["q", "k", "v"]
@@ -193,6 +196,14 @@ fn packed_projections_with_biases_and_yarn() {
     }
     let worst = found[0].iter().zip(&found[1]).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
     assert!(worst < 0.5, "{worst}");
+}
+
+#[test]
+fn yarn_beyond_the_stated_context_is_told() {
+    let mut c = Checkpoint::qwen2();
+    c.config["rope_scaling"]["factor"] = 8.0.into();
+    let notices = c.write().convert(&f32_options()).unwrap().notices.join("\n");
+    assert!(notices.contains("reaches 128 positions") && notices.contains("says 64"), "{notices}");
 }
 
 #[test]
