@@ -318,6 +318,23 @@ fn fc3_inherits_the_base() {
     assert!(attrs(Some(2)).is_ok());
 }
 
+/// A width for all is the same as that width for each, whatever the base.
+#[test]
+fn uniform_width_equals_overrides() {
+    let names = ["fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits"];
+    for bits in [2i64, 4, 8] {
+        let uniform = Attrs::from([("expert_weight_bits", Attr::Int(bits))]);
+        for base in [2i64, 4, 8] {
+            let mut each = Attrs::from([("expert_weight_bits", Attr::Int(base))]);
+            for name in names {
+                each.set(name, bits);
+            }
+            let parse = |a: &Attrs| Op::parse("com.microsoft", "QMoE", 1, a).unwrap();
+            assert_eq!(parse(&each), parse(&uniform));
+        }
+    }
+}
+
 /// Traps 2 and 7: block-wise or row-wise is what `block_size` says.
 #[test]
 fn one_block_rows() {
