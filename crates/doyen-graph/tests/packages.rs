@@ -218,6 +218,61 @@ fn a_package_needs_its_data_file() {
     assert!(message.contains("truncated") && message.contains(&(data.len() / 2).to_string()), "{message}");
 }
 
+/// Copies a package; the text of its manifest goes through `change`.
+fn copy(name: &str, change: impl Fn(String) -> String) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let from = common::shared("goldens").join(name);
+    for file in ["model.onnx", "model.onnx.data", "tokenizer.json"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let manifest = change(std::fs::read_to_string(from.join("genai_config.json")).unwrap());
+    std::fs::write(dir.path().join("genai_config.json"), manifest).unwrap();
+    dir
+}
+
+fn open_dir(dir: &tempfile::TempDir) -> Result<Package, PackageError> {
+    Package::open(Arc::new(DirSource::open(dir.path())?))
+}
+
+#[test]
+fn expert_weights_permuted_for_cuda_are_refused() {
+    let cuda = |m: String| m.replace("\"provider_options\": []", "\"provider_options\": [{\"cuda\": {}}]");
+    let message = open_dir(&copy("gpt_oss/package-genai-int4", cuda)).unwrap_err().to_string();
+    assert!(message.contains("QMoE") && message.contains("weights_prepacked"), "{message}");
+    // Without integer experts there is nothing to permute.
+    open_dir(&copy("gpt_oss/package-genai-fp32", cuda)).unwrap();
+}
+
+#[test]
+fn a_package_without_a_manifest_opens_by_its_ports() {
+    let dir = copy("llama/package-genai-int4", |m| m);
+    let with = open_dir(&dir).unwrap();
+    std::fs::remove_file(dir.path().join("genai_config.json")).unwrap();
+    let without = open_dir(&dir).unwrap();
+    assert_eq!(with.ports, without.ports);
+    assert!(without.text.tokenizer.is_some() && without.text.chat_template.is_none());
+    std::fs::rename(dir.path().join("model.onnx"), dir.path().join("a.onnx")).unwrap();
+    open_dir(&dir).unwrap();
+    std::fs::copy(dir.path().join("a.onnx"), dir.path().join("b.onnx")).unwrap();
+    let message = open_dir(&dir).unwrap_err().to_string();
+    assert!(message.contains("a.onnx, b.onnx") && message.contains("model.decoder.filename"), "{message}");
+}
+
+#[test]
+fn a_manifest_may_not_point_outside() {
+    for (from, to) in [
+        ("\"filename\": \"model.onnx\"", "\"filename\": \"../model.onnx\""),
+        ("\"vocab_size\": 1024", "\"vocab_size\": 1024, \"tokenizer_dir\": \"/etc\""),
+    ] {
+        let dir = copy("llama/package-genai-int4", |m| {
+            assert!(m.contains(from));
+            m.replace(from, to)
+        });
+        let message = open_dir(&dir).unwrap_err().to_string();
+        assert!(message.contains("not a file inside the package"), "{message}");
+    }
+}
+
 #[test]
 fn ports_and_types_are_found() {
     let package = open("llama/package-mobius").unwrap();

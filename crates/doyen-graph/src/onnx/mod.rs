@@ -14,6 +14,8 @@ mod guard;
 #[rustfmt::skip]
 mod proto;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 pub use decode::{NEWEST_IR, NEWEST_OPSET, decode};
 pub use encode::{EncodeError, ExternalPlan, ExternalRef, encode};
