@@ -139,6 +139,28 @@ impl fmt::Display for DType {
     }
 }
 
+/// `x` in f32 with an inexact result forced to an odd mantissa, so that a second rounding to fewer bits is
+/// correct (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+fn to_odd_f32(x: f64) -> f32 {
+    let near = x as f32;
+    if near.is_nan() || f64::from(near) == x || near.to_bits() & 1 == 1 {
+        return near;
+    }
+    // The even neighbour was chosen; the odd one lies on the other side of x.
+    let bits = near.to_bits();
+    f32::from_bits(if f64::from(near).abs() > x.abs() { bits - 1 } else { bits + 1 })
+}
+
+/// `x` rounded once to nearest even; `f16::from_f64` ignores the lower half of the mantissa or rounds twice.
+pub fn f16_from_f64(x: f64) -> f16 {
+    f16::from_f32(to_odd_f32(x))
+}
+
+/// `x` rounded once to nearest even; see [`f16_from_f64`].
+pub fn bf16_from_f64(x: f64) -> bf16 {
+    bf16::from_f32(to_odd_f32(x))
+}
+
 /// `x` rounded to the nearest float16 and back.
 pub fn f16_round(x: f32) -> f32 {
     f16::from_f32(x).to_f32()
@@ -147,4 +169,38 @@ pub fn f16_round(x: f32) -> f32 {
 /// `x` rounded to the nearest bfloat16 and back.
 pub fn bf16_round(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_rounded_once() {
+        // Just above the middle of two neighbours: rounding through f32 first would land on the tie.
+        let f = |x: f64| f16_from_f64(x).to_f32();
+        let b = |x: f64| bf16_from_f64(x).to_f32();
+        assert_eq!(f(1.0 + 2f64.powi(-11) + 2f64.powi(-40)), 1.0 + 2f32.powi(-10));
+        assert_eq!(f(1.0 + 2f64.powi(-11)), 1.0);
+        assert_eq!(f(-1.0 - 3.0 * 2f64.powi(-11) + 2f64.powi(-40)), -1.0 - 2f32.powi(-10));
+        assert_eq!(b(1.0 + 2f64.powi(-8) + 2f64.powi(-40)), 1.0 + 2f32.powi(-7));
+        assert_eq!((f(65519.999), f(-1e-300)), (65504.0, 0.0));
+        assert!(f(65520.0).is_infinite() && f(f64::MAX).is_infinite() && f(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn odd_rounding_stays_next_to_the_nearest() {
+        let mut bits = 0x3ff1_2345_6789_abcdu64;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let x = f64::from_bits(bits);
+            let (odd, near) = (to_odd_f32(x), x as f32);
+            if x.is_nan() {
+                assert!(odd.is_nan());
+            } else {
+                assert!(f64::from(odd) == x || odd.to_bits() & 1 == 1, "{x:e}");
+                assert!(odd.to_bits().abs_diff(near.to_bits()) <= 1, "{x:e}");
+            }
+        }
+    }
 }

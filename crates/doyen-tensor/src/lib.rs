@@ -17,7 +17,7 @@ mod shape;
 mod tensor;
 mod view;
 
-pub use dtype::{DType, bf16_round, f16_round};
+pub use dtype::{DType, bf16_from_f64, bf16_round, f16_from_f64, f16_round};
 pub use error::TensorError;
 pub use ids::{ByteCount, ExpertId, LayerId, PageId, TokenId};
 pub use shape::Shape;

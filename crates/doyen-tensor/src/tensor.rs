@@ -1,5 +1,6 @@
 //! Contiguous, little-endian, reference-counted tensors.
 
+use crate::dtype::{bf16_from_f64, f16_from_f64};
 use crate::{DType, FloatType, FloatView, Shape, TensorError};
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -118,10 +119,10 @@ impl Tensor {
             DType::F32 => Self::from_slice(shape, &values.iter().map(|&v| v as f32).collect::<Vec<_>>()),
             DType::F64 => Self::from_slice(shape, values),
             DType::F16 => {
-                Self::from_slice(shape, &values.iter().map(|&v| f16::from_f64(v)).collect::<Vec<_>>())
+                Self::from_slice(shape, &values.iter().map(|&v| f16_from_f64(v)).collect::<Vec<_>>())
             }
             DType::BF16 => {
-                Self::from_slice(shape, &values.iter().map(|&v| bf16::from_f64(v)).collect::<Vec<_>>())
+                Self::from_slice(shape, &values.iter().map(|&v| bf16_from_f64(v)).collect::<Vec<_>>())
             }
             found => Err(TensorError::Type { expected: "float", found }),
         }

@@ -8,8 +8,7 @@ use super::util::{
 };
 use super::{OpDef, OpError, Trace, Traced, token_axis};
 use crate::ir::{Attrs, Dim, Fact};
-use doyen_tensor::{DType, Element, Shape, Tensor};
-use half::{bf16, f16};
+use doyen_tensor::{DType, Element, Shape, Tensor, bf16_from_f64, f16_from_f64};
 
 /// Extents from an input, as far as they are known; `None` when not even their number is.
 fn extents(name: &str, input: &Fact) -> Result<Option<Vec<Dim>>, OpError> {
@@ -221,8 +220,8 @@ impl OpDef for Range {
             match dtype {
                 DType::F64 => sequence(shape, at)?,
                 DType::F32 => sequence(shape, |i| at(i) as f32)?,
-                DType::F16 => sequence(shape, |i| f16::from_f32(super::value::to_odd_f32(at(i))))?,
-                _ => sequence(shape, |i| bf16::from_f32(super::value::to_odd_f32(at(i))))?,
+                DType::F16 => sequence(shape, |i| f16_from_f64(at(i)))?,
+                _ => sequence(shape, |i| bf16_from_f64(at(i)))?,
             }
         } else {
             let (s, d) = (one_int(start)?, one_int(delta)?);

@@ -139,14 +139,11 @@ pub(super) fn normalize_input_axis(name: &str, axis: i64, rank: usize) -> Result
     wrap_axis(axis, rank).ok_or_else(|| OpError::input(name, axis_range(rank), axis))
 }
 
-/// Number of elements of a shape, at most [`MAX_ELEMENTS`].
+/// Number of elements of a shape, at most [`MAX_ELEMENTS`]; extents beside a 0 must keep to that as well, so that
+/// partial products fit.
 pub(super) fn checked_numel(shape: &[usize]) -> Result<usize, OpError> {
-    let n = if shape.contains(&0) {
-        Some(0)
-    } else {
-        shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d).filter(|&n| n <= MAX_ELEMENTS))
-    };
-    n.ok_or_else(|| {
+    let whole = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)).filter(|&n| n <= MAX_ELEMENTS));
+    whole.map(|n| if shape.contains(&0) { 0 } else { n }).ok_or_else(|| {
         OpError::other(format!(
             "the output would have shape {}, more than {MAX_ELEMENTS} elements",
             Shape::from(shape)
@@ -282,7 +279,8 @@ mod tests {
     #[test]
     fn sizes_are_capped_without_overflow() {
         assert_eq!(checked_numel(&[]).unwrap(), 1);
-        assert_eq!(checked_numel(&[usize::MAX, 0, usize::MAX]).unwrap(), 0);
+        assert_eq!(checked_numel(&[7, 0, 5]).unwrap(), 0);
+        assert!(checked_numel(&[usize::MAX, 0, usize::MAX]).is_err());
         assert_eq!(checked_numel(&[1 << 15, 1 << 16]).unwrap(), MAX_ELEMENTS);
         assert!(checked_numel(&[1 << 15, (1 << 16) + 1]).is_err());
         assert!(checked_numel(&[usize::MAX, usize::MAX]).is_err());
