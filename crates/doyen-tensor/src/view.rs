@@ -14,6 +14,7 @@ pub enum FloatType {
 
 impl FloatType {
     /// Bytes of one element.
+    #[inline]
     pub const fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -22,6 +23,7 @@ impl FloatType {
     }
 
     /// The float type of a tensor type, if it is one of these three.
+    #[inline]
     pub const fn from_dtype(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -32,6 +34,7 @@ impl FloatType {
     }
 
     /// The tensor type.
+    #[inline]
     pub const fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -53,6 +56,7 @@ impl<'a> FloatView<'a> {
     ///
     /// # Errors
     /// When `bytes` is not a whole number of elements.
+    #[inline]
     pub fn new(ty: FloatType, bytes: &'a [u8]) -> Result<Self, TensorError> {
         if !bytes.len().is_multiple_of(ty.size()) {
             return Err(TensorError::Format(format!(
@@ -65,21 +69,25 @@ impl<'a> FloatView<'a> {
     }
 
     /// The stored type.
+    #[inline]
     pub const fn float_type(self) -> FloatType {
         self.ty
     }
 
     /// The raw bytes.
+    #[inline]
     pub const fn bytes(self) -> &'a [u8] {
         self.bytes
     }
 
     /// Number of elements.
+    #[inline]
     pub const fn len(self) -> usize {
         self.bytes.len() / self.ty.size()
     }
 
     /// Whether there is no element.
+    #[inline]
     pub const fn is_empty(self) -> bool {
         self.bytes.is_empty()
     }
@@ -110,6 +118,7 @@ impl<'a> FloatView<'a> {
     ///
     /// # Panics
     /// When the range is out of bounds.
+    #[inline]
     pub fn slice(self, start: usize, len: usize) -> Self {
         let s = self.ty.size();
         Self { ty: self.ty, bytes: &self.bytes[start * s..(start + len) * s] }

@@ -30,6 +30,7 @@ impl Bits {
     }
 
     /// Bits of one code.
+    #[inline]
     pub const fn get(self) -> usize {
         match self {
             Self::B2 => 2,
@@ -39,11 +40,13 @@ impl Bits {
     }
 
     /// Codes in one byte.
+    #[inline]
     pub const fn per_byte(self) -> usize {
         8 / self.get()
     }
 
     /// Largest code.
+    #[inline]
     pub const fn max_code(self) -> u8 {
         match self {
             Self::B2 => 3,
@@ -53,6 +56,7 @@ impl Bits {
     }
 
     /// The zero point when the tensor is absent: `2^(bits-1)`.
+    #[inline]
     pub const fn default_zero_point(self) -> u8 {
         1 << (self.get() - 1)
     }
@@ -68,6 +72,7 @@ impl Bits {
     }
 
     /// Bytes of `n` packed codes.
+    #[inline]
     pub const fn packed_len(self, n: usize) -> usize {
         n.div_ceil(self.per_byte())
     }
@@ -125,6 +130,7 @@ pub struct QuantMatrix<'a> {
 
 impl QuantMatrix<'_> {
     /// Blocks of a row: `ceil(cols / block)`.
+    #[inline]
     pub const fn blocks(&self) -> usize {
         self.cols.div_ceil(self.block)
     }
@@ -164,6 +170,7 @@ impl QuantMatrix<'_> {
     ///
     /// # Panics
     /// When the matrix is not valid for row `n`.
+    #[inline]
     pub fn row(&self, n: usize) -> &[u8] {
         &self.codes[n * self.row_bytes..(n + 1) * self.row_bytes]
     }
