@@ -12,18 +12,30 @@ use std::arch::x86_64::*;
 /// When the view is too short, or `out` is shorter than `len + 8`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn widen(view: FloatView<'_>, start: usize, len: usize, out: &mut [f32]) {
-    let v = view.slice(start, len);
+    let v = view.slice(start, view.len() - start);
     let out = &mut out[..len + 8];
-    let whole = len / 8 * 8;
-    for i in (0..whole).step_by(8) {
-        // SAFETY: elements i .. i + 8 are inside the view.
-        let x = unsafe { load8(v.float_type(), v.bytes().as_ptr().add(i * v.float_type().size())) };
-        // SAFETY: i + 8 <= len.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i), x) };
+    for i in (0..len).step_by(8) {
+        if i + 8 <= v.len() {
+            // What lies behind the wanted numbers in the view is overwritten below.
+            // SAFETY: elements i .. i + 8 are inside the view.
+            let x = unsafe { load8(v.float_type(), v.bytes().as_ptr().add(i * v.float_type().size())) };
+            let o = &mut out[i..i + 8];
+            // SAFETY: `o` is eight floats long.
+            unsafe { _mm256_storeu_ps(o.as_mut_ptr(), x) };
+        } else {
+            for (j, o) in out.iter_mut().enumerate().take(len).skip(i) {
+                *o = v.get(j);
+            }
+        }
     }
-    out[whole..].fill(0.0);
-    for (i, o) in out.iter_mut().enumerate().take(len).skip(whole) {
-        *o = v.get(i);
+    zero_eight(out, len);
+}
+
+/// Zeros behind the numbers of a segment.
+#[inline]
+fn zero_eight(out: &mut [f32], at: usize) {
+    if let Some(eight) = out[at..].first_chunk_mut::<8>() {
+        *eight = [0.0; 8];
     }
 }
 
@@ -56,27 +68,30 @@ pub(super) fn zero_points(w: &QuantMatrix<'_>, n: usize, start: usize, len: usiz
     match w.zero_points {
         ZeroPoints::Default => {
             out[..len].fill(f32::from(w.bits.default_zero_point()));
-            out[len..len + 8].fill(0.0);
+            zero_eight(out, len);
         }
         ZeroPoints::Float(v) => widen(v, n * w.blocks() + start, len, out),
         ZeroPoints::AcrossRows(_) => {
             out[..len].fill(w.zero_point(n, 0));
-            out[len..len + 8].fill(0.0);
+            zero_eight(out, len);
         }
         ZeroPoints::PerBlock { packed, row_bytes } => {
-            let row = &packed[n * row_bytes..(n + 1) * row_bytes];
+            // From the row on, not the row alone: most rows have fewer than eight bytes, and what is read behind them is
+            // overwritten below.
+            let rows = &packed[n * row_bytes..];
             for i in (0..len).step_by(8) {
-                let z = _mm256_cvtepi32_ps(eight_codes(w.bits, row, start + i));
+                let z = _mm256_cvtepi32_ps(eight_codes(w.bits, rows, start + i));
                 let o = &mut out[i..i + 8];
                 // SAFETY: `o` is eight floats long.
                 unsafe { _mm256_storeu_ps(o.as_mut_ptr(), z) };
             }
-            out[len..len + 8].fill(0.0);
+            zero_eight(out, len);
         }
     }
 }
 
-/// Codes `i .. i + 8` of a packed row; those past its end are zero.
+/// Codes `i .. i + 8` of packed codes; those past their end are zero.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn eight_codes(bits: Bits, row: &[u8], i: usize) -> __m256i {
     let p = bits.per_byte();
