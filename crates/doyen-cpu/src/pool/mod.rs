@@ -3,7 +3,8 @@
 //! A step of the program is a sequence of short parallel regions, a few microseconds each, thousands per second. The
 //! pool is built for that: starting a region is one atomic increment, workers spin briefly before they sleep, and no
 //! region allocates or takes a lock (locks exist only on the sleeping and panicking paths). Spinning is bounded and
-//! is left out when there are more threads than CPUs, so an oversubscribed machine gets slower, not stuck.
+//! left out when there are more threads than CPUs, and the caller does the work of workers that are not there yet, so
+//! that a busy machine makes regions slower, not stuck.
 //!
 //! The affinity calls are in [`affinity`]; how work is cut is in [`split`]. The pool knows nothing of kernels.
 
@@ -129,6 +130,9 @@ impl Pool {
     }
 
     /// Calls `f(worker)` once for each worker `0 .. threads()`, in parallel, and returns when all are done.
+    ///
+    /// The number stands for a share of the work, not for a thread: the caller, done with share 0, takes over shares
+    /// whose workers have not woken up by then.
     ///
     /// A region started while another one of this pool runs (from inside a region, or from another thread) is run by
     /// its caller alone, one worker number after the other: same result, no parallelism, no deadlock.

@@ -1,8 +1,10 @@
 //! What the threads of a pool share: the current region, who still works on it, and who sleeps.
 //!
-//! Used by [`super::Pool`] only. The protocol: the caller writes the job, sets `pending` and increments `epoch`; a
-//! worker that sees a new epoch runs the job and decrements `pending`; the caller returns when `pending` is zero. So
-//! the job is written only while no worker reads it, and is alive whenever one does.
+//! Used by [`super::Pool`] only. The protocol: the caller writes the job, sets `pending` and increments `epoch`. Each
+//! worker's share of the region is claimed once, by the worker when it sees the new epoch, or by the caller when it
+//! is through with its own share: then that worker is asleep, or the system runs something else in its place, and
+//! waiting for it could take a time slice. Whoever claimed a share runs it and decrements `pending`; the caller returns
+//! at zero. So the job is read only by holders of a claim, and is alive and unchanged until the last of them is done.
 
 use std::{
     any::Any,
@@ -37,6 +39,16 @@ pub(super) struct Line<T>(pub(super) T);
 pub(super) struct Slot {
     /// Set by the worker before it parks, cleared by whoever wakes it.
     pub(super) asleep: AtomicBool,
+    /// The last epoch for which this worker's share was claimed. Every region's share is, so that the value is one less
+    /// than the epoch as long as the share is free.
+    claimed: AtomicU64,
+}
+
+impl Slot {
+    /// Whether the share of region `epoch` was free and is now the caller's to run.
+    fn claim(&self, epoch: u64) -> bool {
+        self.claimed.compare_exchange(epoch - 1, epoch, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
 }
 
 pub(super) struct Shared {
@@ -55,7 +67,7 @@ pub(super) struct Shared {
 }
 
 // SAFETY: `job` is the only field that is not Sync by itself; it is written by the one caller that holds `busy`, while
-// `pending` is zero, and read by workers only between the increment of `epoch` and their decrement of `pending`.
+// `pending` is zero, and read by workers only between a successful claim and their decrement of `pending`.
 unsafe impl Sync for Shared {}
 // SAFETY: the job is a reference to a Sync closure, which may be used from any thread.
 unsafe impl Send for Shared {}
@@ -72,6 +84,8 @@ impl std::fmt::Debug for Shared {
 /// A region in progress; [`Region::finish`] waits for it, and so does dropping it.
 pub(super) struct Region<'a> {
     shared: &'a Shared,
+    job: Job<'a>,
+    epoch: u64,
 }
 
 impl Shared {
@@ -100,12 +114,12 @@ impl Shared {
         }
         // SAFETY: only the lifetime changes. The region borrows the job for 'a, and neither `finish` nor the drop of
         // the region returns before the last worker is done with it; `Pool::run` never leaks a region.
-        let job = unsafe { std::mem::transmute::<Job<'a>, Job<'static>>(job) };
+        let forever = unsafe { std::mem::transmute::<Job<'a>, Job<'static>>(job) };
         // SAFETY: `busy` makes this thread the only writer, and `pending` is zero, so that no worker reads.
-        unsafe { *self.job.get() = Some(job) };
+        unsafe { *self.job.get() = Some(forever) };
         self.pending.0.store(self.slots.len(), Ordering::Relaxed);
-        self.epoch.0.fetch_add(1, Ordering::SeqCst);
-        Some(Region { shared: self })
+        let epoch = self.epoch.0.fetch_add(1, Ordering::SeqCst) + 1;
+        Some(Region { shared: self, job, epoch })
     }
 
     /// Tells the workers to leave; the caller wakes and joins them.
@@ -144,8 +158,12 @@ impl Shared {
         self.caller_asleep.store(false, Ordering::SeqCst);
     }
 
-    /// One worker is done with the region.
-    fn arrive(&self) {
+    /// Runs a claimed share.
+    fn share(&self, job: Job<'_>, worker: usize) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+            self.panicked.store(true, Ordering::Release);
+        }
         if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_asleep.load(Ordering::SeqCst) {
             // Taking the gate orders this after the caller's check, so that the bell cannot ring before it listens.
             drop(self.caller_gate.lock().unwrap_or_else(PoisonError::into_inner));
@@ -155,8 +173,14 @@ impl Shared {
 }
 
 impl Region<'_> {
-    /// Waits for the workers; the payload of a panic among them, if there was one.
+    /// Runs the shares that no worker has begun, waits for the others, and gives the payload of a panic among them, if
+    /// there was one.
     pub(super) fn finish(self) -> Option<Payload> {
+        for (slot, worker) in self.shared.slots.iter().zip(1..) {
+            if slot.claim(self.epoch) {
+                self.shared.share(self.job, worker);
+            }
+        }
         self.shared.wait_for_workers();
         if !self.shared.panicked.load(Ordering::Acquire) {
             return None;
@@ -182,16 +206,15 @@ pub(super) fn worker_main(shared: &Shared, worker: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: a new epoch without `stop` means that a region began, its job is written, and it stays in place
-        // until this worker arrives.
-        let job = unsafe { *shared.job.get() };
-        if let Some(job) = job
-            && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker)))
-        {
-            *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
-            shared.panicked.store(true, Ordering::Release);
+        if !slot.claim(seen) {
+            continue;
         }
-        shared.arrive();
+        // SAFETY: the region is in progress, since the share was free; its job was written before the epoch, and stays
+        // until this share is done.
+        let job = unsafe { *shared.job.get() };
+        if let Some(job) = job {
+            shared.share(job, worker);
+        }
     }
 }
 

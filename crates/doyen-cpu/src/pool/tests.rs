@@ -148,7 +148,12 @@ fn pinning_binds_workers_to_distinct_cpus() {
         thread::scope(|s| {
             s.spawn(|| {
                 pinned.pin_caller().unwrap();
-                pinned.run(&|w| assert_eq!(affinity::allowed_cpus(), vec![cpus[w]]));
+                // Shares that wait for each other cannot be taken over.
+                let all = std::sync::Barrier::new(threads);
+                pinned.run(&|w| {
+                    all.wait();
+                    assert_eq!(affinity::allowed_cpus(), vec![cpus[w]]);
+                });
             });
         });
     }

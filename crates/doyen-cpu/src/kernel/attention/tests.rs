@@ -296,7 +296,7 @@ proptest! {
 
 proptest! {
     // Each case decodes hundreds of tokens ten times over.
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
     /// Whole, token by token, in odd chunks, and in company, on one and several threads: the same bits.
     #[test]
     fn bits_do_not_depend_on_chunks_company_or_threads(
@@ -334,9 +334,9 @@ proptest! {
 #[test]
 fn bits_do_not_depend_on_the_plan() {
     let model = Model { params: params(8, 2, 64, 48), page_size: 32, coded: None, sink: 2, bias: false };
-    let sequences = [model.sequence(1, 1500), model.sequence(2, 900)];
+    let sequences = [model.sequence(1, 600), model.sequence(2, 300)];
     let steps: Vec<Vec<(usize, usize)>> = vec![
-        vec![(0, 1490), (1, 850)],
+        vec![(0, 590), (1, 250)],
         vec![(0, 1), (1, 41)],
         vec![(0, 3)],
         vec![(0, 1), (1, 1)],
@@ -344,10 +344,10 @@ fn bits_do_not_depend_on_the_plan() {
     ];
     for isa in Isa::all() {
         let alone = model.play(isa, &pool(1), &sequences, &steps);
-        for threads in [2, 3, 5, 24] {
+        for threads in [2, 3, 9] {
             assert_eq!(model.play(isa, &pool(threads), &sequences, &steps), alone, "{threads} threads");
         }
-        let whole = model.play(isa, &pool(1), &sequences, &[vec![(1, 900), (0, 1500)]]);
+        let whole = model.play(isa, &pool(1), &sequences, &[vec![(1, 300), (0, 600)]]);
         assert_eq!(whole, alone);
         model.check(&sequences[1..], &alone[1..], 2e-5);
     }
