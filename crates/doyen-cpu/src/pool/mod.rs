@@ -6,7 +6,7 @@
 //! left out when there are more threads than CPUs, and the caller does the work of workers that are not there yet, so
 //! that a busy machine makes regions slower, not stuck.
 //!
-//! The affinity calls are in [`affinity`]; how work is cut is in [`split`]. The pool knows nothing of kernels.
+//! The affinity calls are in [`affinity`]; how work is cut is in `split`. The pool knows nothing of kernels.
 
 pub mod affinity;
 mod shared;
