@@ -158,7 +158,7 @@ unsafe fn add_spans<const BITS: i32, const PER: usize, const R: usize, const T: 
 /// Planes of codes; for 8 bits magnitude and signed value.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpack<const BITS: i32>(v: __m256i) -> [__m256i; 4] {
+pub(super) fn unpack<const BITS: i32>(v: __m256i) -> [__m256i; 4] {
     match BITS {
         2 => {
             let mask = _mm256_set1_epi8(3);
@@ -186,7 +186,7 @@ fn unpack<const BITS: i32>(v: __m256i) -> [__m256i; 4] {
 /// `a` points to the span's codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<const BITS: i32>(w: &[__m256i; 4], a: *const u8) -> __m256i {
+pub(super) unsafe fn dot<const BITS: i32>(w: &[__m256i; 4], a: *const u8) -> __m256i {
     // SAFETY: plane `i` of a span's codes is 32 bytes.
     let plane = |i: usize| unsafe { _mm256_loadu_si256(a.add(32 * i).cast()) };
     let pairs = match BITS {

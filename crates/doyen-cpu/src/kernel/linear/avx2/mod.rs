@@ -12,7 +12,7 @@
 //!
 //! Segments of [`SEGMENT`] columns bound the stack: the scales and zero points of a segment are widened into a buffer
 //! once per tile (`scales`), which keeps scale types and kinds of zero points out of the inner loops. [`driver`] holds the
-//! loops around tiles, [`fast`] and [`exact`] the tiles.
+//! loops around tiles, [`fast`] and [`exact`] the tiles; [`short`] has both for one token and rows of few blocks.
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 #![allow(clippy::needless_range_loop, reason = "r and t index a tile in several arrays at once")]
@@ -21,6 +21,7 @@ mod driver;
 mod exact;
 mod fast;
 mod scales;
+mod short;
 
 pub(super) use scales::load8;
 
@@ -37,7 +38,11 @@ const SEGMENT_BLOCKS: usize = SEGMENT / 16 + 8;
 pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, class: RowClass) -> Kernel {
     let per_span = blocks_per_span(bits, block, cols);
     match mode {
-        Mode::Fast => fast::kernel(bits, per_span, class),
+        Mode::Fast => match class {
+            RowClass::One => short::kernel(bits, block, cols),
+            RowClass::Few | RowClass::Many => None,
+        }
+        .unwrap_or_else(|| fast::kernel(bits, per_span, class)),
         Mode::Exact => exact::kernel(bits, per_span, class),
     }
 }

@@ -90,6 +90,48 @@ pub(super) fn zero_points(w: &QuantMatrix<'_>, n: usize, start: usize, len: usiz
     }
 }
 
+/// Zero points of all blocks of rows `first .. first + rows`, row after row.
+///
+/// # Panics
+/// When the matrix is not valid for them, or `out` is shorter than eight more.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn zero_points_of_rows(w: &QuantMatrix<'_>, first: usize, rows: usize, out: &mut [f32]) {
+    let blocks = w.blocks();
+    let len = rows * blocks;
+    let out = &mut out[..len + 8];
+    match w.zero_points {
+        ZeroPoints::Default => out.fill(f32::from(w.bits.default_zero_point())),
+        ZeroPoints::Float(v) => widen(v, first * blocks, len, out),
+        ZeroPoints::AcrossRows(packed) if blocks == 1 => {
+            eights(len, out, |i| eight_codes(w.bits, packed, first + i))
+        }
+        ZeroPoints::PerBlock { packed, row_bytes } if row_bytes * w.bits.per_byte() == blocks => {
+            eights(len, out, |i| eight_codes(w.bits, packed, first * blocks + i));
+        }
+        // The lowest code of each byte.
+        ZeroPoints::PerBlock { packed, row_bytes: 1 } if blocks == 1 => {
+            let mask = _mm256_set1_epi32(i32::from(w.bits.max_code()));
+            eights(len, out, |i| _mm256_and_si256(eight_codes(Bits::B8, packed, first + i), mask));
+        }
+        ZeroPoints::AcrossRows(_) | ZeroPoints::PerBlock { .. } => {
+            for (i, o) in out.iter_mut().enumerate().take(len) {
+                *o = w.zero_point(first + i / blocks, i % blocks);
+            }
+        }
+    }
+}
+
+/// Writes `codes(i)` at `i` for every eighth `i` below `len`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn eights(len: usize, out: &mut [f32], codes: impl Fn(usize) -> __m256i) {
+    for i in (0..len).step_by(8) {
+        let o = &mut out[i..i + 8];
+        // SAFETY: `o` is eight floats long.
+        unsafe { _mm256_storeu_ps(o.as_mut_ptr(), _mm256_cvtepi32_ps(codes(i))) };
+    }
+}
+
 /// Codes `i .. i + 8` of packed codes; those past their end are zero.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
