@@ -1,10 +1,11 @@
 """Loss and size of every pair of expert widths, by Doyen and by an implementation of its own.
 
     scripts/python.sh width-pairs.py CHECKPOINT --text FILE --work DIR [--doyen target/release/doyen] [--windows 64]
-                      [--block N|row]
+                      [--block N|row] [--numerics exact|fast]
 
 Converts the checkpoint nine times into DIR, evaluates each package with `doyen eval` and with loss-dequantized.py, and
-prints a table. Exit code 1 when the two losses of a pair differ by more than 0.003.
+prints a table. Exit code 1 when the two losses of a pair differ by more than 0.003. In fast mode, whose activations are
+rounded to int8, a few windows are not enough for that.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main():
     parser.add_argument("--doyen", type=Path, default=here.parent / "target/release/doyen")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--block", default="32")
+    parser.add_argument("--numerics", choices=["exact", "fast"], default="exact")
     args = parser.parse_args()
 
     args.work.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def main():
             convert = [args.doyen, "convert", args.checkpoint, "-o", package, "--block", args.block, "--json"]
             parts = json.loads(run(*convert, "--experts", f"fc1={fc1},fc2={fc2}"))["parts"]
             experts = sum(n for name, n in parts.items() if name.startswith("experts"))
-            ours = json.loads(run(args.doyen, "eval", package, *options))["nll"]
+            ours = json.loads(run(args.doyen, "eval", package, *options, "--numerics", args.numerics))["nll"]
             reference = json.loads(run(sys.executable, here / "loss-dequantized.py", package, *options))["mean_nll"]
             failed |= not abs(ours - reference) <= TOLERANCE
             size = sum(f.stat().st_size for f in package.iterdir())
