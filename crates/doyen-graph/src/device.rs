@@ -31,8 +31,24 @@ pub struct Limits {
     pub context: usize,
     /// Positions of a KV page; a power of two.
     pub page_size: usize,
-    /// Pages of every cache group.
+}
+
+/// The pages of a cache group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupPages {
+    /// How many there are, for all sequences.
     pub pages: usize,
+    /// When a sequence gives pages back that none of its queries can see any more.
+    pub window: Option<WindowPages>,
+}
+
+/// How a cache group with a window uses its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowPages {
+    /// Keys a query sees, its own included.
+    pub keys: usize,
+    /// Pages set aside for every sequence; the others are shared by the tokens of a step.
+    pub per_sequence: usize,
 }
 
 /// Where a value lies in the arena. Values whose lives do not overlap may share bytes; a view (Reshape) has the
@@ -58,6 +74,8 @@ pub struct Program {
     pub scratch: usize,
     /// What it was planned for.
     pub limits: Limits,
+    /// Pages of each cache group.
+    pub pages: Vec<GroupPages>,
     /// How quantized products are computed.
     pub numerics: Numerics,
 }
@@ -139,7 +157,8 @@ pub struct SeqSpan {
 }
 
 /// Block tables of one cache group in a step: per sequence the pages of positions `0, page_size, ...`, flattened so
-/// that the buffers can be reused from step to step.
+/// that the buffers can be reused from step to step. Pages before the first one that a query of the step sees are never
+/// read; they may belong to somebody else by then.
 #[derive(Debug, Clone, Default)]
 pub struct GroupTables {
     pages: Vec<PageId>,
@@ -147,6 +166,11 @@ pub struct GroupTables {
 }
 
 impl GroupTables {
+    /// Empty tables with room for `sequences` that have `pages` together.
+    pub fn with_capacity(sequences: usize, pages: usize) -> Self {
+        Self { pages: Vec::with_capacity(pages), ends: Vec::with_capacity(sequences) }
+    }
+
     /// Forgets all sequences, keeping the buffers.
     pub fn clear(&mut self) {
         self.pages.clear();

@@ -100,6 +100,17 @@ impl Sampler {
         Self { params, state, seen, penalised: Vec::new(), candidates: Vec::new() }
     }
 
+    /// Makes room for `tokens` draws from logits of `vocab` numbers, which then allocate nothing.
+    pub fn reserve(&mut self, tokens: usize, vocab: usize) {
+        if self.params.penalises() {
+            self.seen.reserve(tokens.min(vocab));
+            self.penalised.reserve(vocab);
+        }
+        if self.params.temperature > 0.0 {
+            self.candidates.reserve(vocab);
+        }
+    }
+
     /// Chooses the next token from its logits `[vocab]` and remembers it. NaN logits are never chosen before a number.
     pub fn sample(&mut self, logits: &[f32]) -> TokenId {
         if self.params.penalises() {

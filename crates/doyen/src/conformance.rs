@@ -57,7 +57,7 @@ impl<D: Device> DeviceRunner<D> {
         };
         let plan = Plan::new(Arc::clone(&graph), &self.device, &options)?;
         let mut session = self.device.load(plan.program().clone())?;
-        let mut pool = PagePool::new(graph.groups.len(), &plan.program().limits);
+        let mut pool = PagePool::new(plan.program());
         let mut tables = Vec::new();
         for (span, sequence) in spans.iter().zip(&case.sequences) {
             let mut table = BlockTables::default();

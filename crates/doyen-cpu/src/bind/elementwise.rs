@@ -15,6 +15,8 @@ use doyen_tensor::{DType, Shape};
 
 /// Elements a worker takes at least; a region of the pool costs about as much as this many.
 const GRAIN: usize = 4096;
+/// Extents of an operand computed in the step; the reference takes what has more.
+const MAX_RANK: usize = 8;
 
 struct UnaryStep {
     kernel: UnaryKernel,
@@ -46,18 +48,25 @@ struct BinaryStep {
 }
 
 impl BinaryStep {
-    fn operand<'a>(&'a self, io: &Io<'a>, i: usize) -> (Shape, &'a [f32]) {
+    fn operand<'a>(
+        &'a self,
+        io: &Io<'a>,
+        i: usize,
+        dims: &'a mut [usize; MAX_RANK],
+    ) -> (&'a [usize], &'a [f32]) {
         match &self.constants[i] {
-            Some(c) => (c.shape.clone(), &c.values),
-            None => (io.input_shape(i).unwrap_or_default(), io.input(i)),
+            Some(c) => (&c.shape, &c.values),
+            None => (io.input_dims(i, dims), io.input(i)),
         }
     }
 }
 
 impl Kernel for BinaryStep {
     fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
-        let ((a_shape, a), (b_shape, b)) = (self.operand(io, 0), self.operand(io, 1));
-        let shape = Broadcast::new(&a_shape, &b_shape).map_err(|e| e.to_string())?;
+        let mut dims = [[0; MAX_RANK]; 2];
+        let [a_dims, b_dims] = &mut dims;
+        let ((a_shape, a), (b_shape, b)) = (self.operand(io, 0, a_dims), self.operand(io, 1, b_dims));
+        let shape = Broadcast::new(a_shape, b_shape).map_err(|e| e.to_string())?;
         self.kernel.run(cx.pool, &shape, a, b, io.output(0));
         Ok(())
     }
@@ -146,7 +155,7 @@ fn binary(b: &mut Binder<'_>, op: arith::Binary) -> Result<Option<Box<dyn Kernel
     let mut constants = [None, None];
     for (i, slot) in constants.iter_mut().enumerate() {
         match b.value(i) {
-            Some(v) if v.dtype == DType::F32 => {}
+            Some(v) if v.dtype == DType::F32 && v.dims.len() <= MAX_RANK => {}
             Some(_) => return Ok(None),
             None => {
                 let Some(t) = b.constant(i)? else { return Ok(None) };

@@ -4,8 +4,8 @@ use super::memory::{Memory, cast, cast_mut};
 use crate::kernel::attention::{KvCodec, KvLayout, KvScales, KvStore, KvStoreMut};
 use bytes::Bytes;
 use doyen_graph::{
-    device::{DeviceError, Limits},
-    lowered::{CacheGroup, CacheSlot, KvFormat, Lowered},
+    device::{DeviceError, GroupPages, Program},
+    lowered::{CacheGroup, CacheSlot, KvFormat},
 };
 use doyen_tensor::{DType, PageId, Tensor};
 
@@ -110,20 +110,24 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    pub(crate) fn new(graph: &Lowered, limits: &Limits) -> Result<Self, DeviceError> {
-        let layer = |g: &CacheGroup| {
+    pub(crate) fn new(program: &Program) -> Result<Self, DeviceError> {
+        let groups = &program.graph.groups;
+        if groups.len() != program.pages.len() {
+            return Err(DeviceError::Step("the program does not say the pages of every cache group".into()));
+        }
+        let layer = |g: &CacheGroup, pages: &GroupPages| {
             let layout = |head_size| KvLayout {
-                pages: limits.pages,
+                pages: pages.pages,
                 kv_heads: g.kv_heads,
-                page_size: limits.page_size,
+                page_size: program.limits.page_size,
                 head_size,
             };
             Ok((Store::new(layout(g.k_head_size), g.format)?, Store::new(layout(g.v_head_size), g.format)?))
         };
-        let groups = graph
-            .groups
+        let groups = groups
             .iter()
-            .map(|g| g.layers.iter().map(|_| layer(g)).collect::<Result<Vec<_>, DeviceError>>())
+            .zip(&program.pages)
+            .map(|(g, p)| g.layers.iter().map(|_| layer(g, p)).collect::<Result<Vec<_>, DeviceError>>())
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self { groups })
     }

@@ -176,9 +176,15 @@ impl<'a> Io<'a> {
         Ok(bytes)
     }
 
-    /// Extents of input `i` in this step.
-    pub(crate) fn input_shape(&self, i: usize) -> Option<Shape> {
-        self.input_ref(i).map(|v| v.shape(self.tokens, self.rows))
+    /// Extents of input `i` in this step, put into `dims`.
+    ///
+    /// # Panics
+    /// When it is no step value, or has more than `N` extents (a kernel bound wrongly).
+    pub(crate) fn input_dims<'d, const N: usize>(&self, i: usize, dims: &'d mut [usize; N]) -> &'d [usize] {
+        let v = self.input_ref(i).unwrap_or_else(|| panic!("input {i} is not a step value"));
+        let dims = &mut dims[..v.dims.len()];
+        dims.iter_mut().zip(&v.dims).for_each(|(d, e)| *d = e.at(self.tokens, self.rows));
+        dims
     }
 
     /// Input `i` as a tensor of its own, by copy.

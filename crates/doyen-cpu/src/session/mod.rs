@@ -151,7 +151,7 @@ impl CpuSession {
         }
         let arena = Memory::new(program.arena, "activations")?;
         let scratch = Memory::new(program.scratch, "scratch")?;
-        let caches = Caches::new(graph, &program.limits)?;
+        let caches = Caches::new(&program)?;
         let pool = Arc::clone(&device.pool);
         Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, program, last: (0, 0) })
     }
@@ -186,14 +186,14 @@ impl CpuSession {
         if batch.tables.len() < self.program.graph.groups.len() {
             return Err(DeviceError::Step("a cache group has no block tables".into()));
         }
-        for (g, table) in batch.tables.iter().enumerate() {
+        for (g, (table, group)) in batch.tables.iter().zip(&self.program.pages).enumerate() {
             if table.len() < batch.sequences.len() {
                 return Err(DeviceError::Step(format!("cache group {g} has no table for every sequence")));
             }
             for (i, s) in batch.sequences.iter().enumerate() {
                 let pages = table.sequence(i);
                 let need = (s.past + s.len).div_ceil(limits.page_size);
-                if pages.len() < need || pages[..need].iter().any(|p| p.index() >= limits.pages) {
+                if pages.len() < need || pages[..need].iter().any(|p| p.index() >= group.pages) {
                     return Err(DeviceError::Step(format!(
                         "sequence {i} has no pages for {} positions",
                         s.past + s.len
@@ -260,7 +260,9 @@ impl Session for CpuSession {
             // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run`
             // returns; `check` keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
             let mut io = unsafe { step.io.at(arena, tokens, rows) };
-            step.kernel.run(&mut io, &mut cx).map_err(node_error(&self.program.graph.nodes[step.node]))?;
+            step.kernel
+                .run(&mut io, &mut cx)
+                .map_err(|reason| node_error(&self.program.graph.nodes[step.node])(reason))?;
         }
         Ok(())
     }

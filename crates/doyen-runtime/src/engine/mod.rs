@@ -2,8 +2,8 @@
 //!
 //! Every [`Engine::step`] runs one ragged batch over all running sequences: one token of each that is generating, a chunk
 //! of the prompt of each that is not yet. A sequence gets bitwise the same logits in any company (the device's promise),
-//! so joining and leaving never change a result. Pages for a whole request are reserved when it starts: a request that
-//! runs can always finish.
+//! so joining and leaving never change a result. A request reserves the pages it
+//! will ever hold when it starts, so that what runs can always finish. Steps allocate nothing.
 
 mod request;
 mod sequence;
@@ -11,17 +11,17 @@ mod sequence;
 pub use request::{Event, FinishReason, Request, RequestId};
 
 use crate::{
-    kv::PagePool,
+    kv::{Full, PagePool},
     plan::Plan,
-    sample::{Sampler, SamplingParams},
+    sample::SamplingParams,
 };
 use doyen_graph::{
     device::{Device, DeviceError, GroupTables, Limits, RaggedBatch, SeqSpan, Session},
-    lowered::{Extent, Lowered},
+    lowered::Extent,
 };
 use doyen_tensor::TokenId;
 use sequence::Sequence;
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 /// Why a request or a step fails.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -60,7 +60,6 @@ pub enum EngineError {
 
 /// A loaded model with its sequences.
 pub struct Engine {
-    graph: Arc<Lowered>,
     session: Box<dyn Session>,
     limits: Limits,
     vocab: usize,
@@ -73,7 +72,7 @@ pub struct Engine {
 }
 
 /// The buffers of a step, reused.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Batch {
     tokens: Vec<u32>,
     spans: Vec<SeqSpan>,
@@ -84,12 +83,24 @@ struct Batch {
 }
 
 impl Batch {
-    fn clear(&mut self, groups: usize) {
+    /// Buffers for the largest step, so that no step allocates.
+    fn new(limits: &Limits, groups: usize) -> Self {
+        let sequences = limits.sequences;
+        let pages = sequences.saturating_mul(limits.context.div_ceil(limits.page_size));
+        Self {
+            tokens: Vec::with_capacity(limits.tokens),
+            spans: Vec::with_capacity(sequences),
+            rows: Vec::with_capacity(limits.rows),
+            tables: (0..groups).map(|_| GroupTables::with_capacity(sequences, pages)).collect(),
+            members: Vec::with_capacity(sequences),
+        }
+    }
+
+    fn clear(&mut self) {
         self.tokens.clear();
         self.spans.clear();
         self.rows.clear();
         self.members.clear();
-        self.tables.resize_with(groups, GroupTables::default);
         self.tables.iter_mut().for_each(GroupTables::clear);
     }
 
@@ -122,7 +133,7 @@ impl Engine {
     /// When the graph is no language model or the device cannot load it.
     pub fn new(plan: &Plan, device: &dyn Device) -> Result<Self, EngineError> {
         let program = plan.program();
-        let graph = program.graph.clone();
+        let graph = &program.graph;
         let vocab = match graph.outputs.first().map(|&v| graph.value(v).dims.as_slice()) {
             Some([.., Extent::Rows(1), Extent::Fixed(v)]) if graph.tokens.is_some() => *v,
             _ => return Err(EngineError::NoLogits),
@@ -132,13 +143,13 @@ impl Engine {
             session,
             limits: program.limits,
             vocab,
-            pool: PagePool::new(graph.groups.len(), &program.limits),
-            graph,
-            running: Vec::new(),
+            pool: PagePool::new(program),
+            batch: Batch::new(&program.limits, graph.groups.len()),
+            running: Vec::with_capacity(program.limits.sequences),
             waiting: VecDeque::new(),
             next_id: 0,
-            batch: Batch::default(),
-            events: Vec::new(),
+            // A token and its end for every sequence.
+            events: Vec::with_capacity(2 * program.limits.sequences),
         })
     }
 
@@ -169,7 +180,7 @@ impl Engine {
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        self.waiting.push_back(Sequence::new(id, request, self.limits.context));
+        self.waiting.push_back(Sequence::new(id, request, (self.limits.context, self.vocab)));
         Ok(id)
     }
 
@@ -197,63 +208,81 @@ impl Engine {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
+    /// KV pages of a cache group that running requests hold.
+    pub fn pages_used(&self, group: usize) -> usize {
+        self.pool.used(group)
+    }
+
     /// Runs one step over all running sequences and says what happened. Nothing happens when idle.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails; the step can be tried again.
     pub fn step(&mut self) -> Result<&[Event], EngineError> {
+        self.step_with(|_, _| {})
+    }
+
+    /// As [`Engine::step`], showing `each` the logits `[vocab]` that a request's next token is chosen from.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn step_with(&mut self, each: impl FnMut(RequestId, &[f32])) -> Result<&[Event], EngineError> {
         self.events.clear();
         self.admit();
-        self.form_batch();
+        self.form_batch()?;
         if self.batch.spans.is_empty() {
             return Ok(&self.events);
         }
         self.session.step(&self.batch.view())?;
-        self.collect();
+        self.collect(each);
         Ok(&self.events)
     }
 
     fn admit(&mut self) {
         while self.running.len() < self.limits.sequences {
             let Some(next) = self.waiting.front_mut() else { return };
-            if self.pool.grow(&mut next.tables, next.reserve).is_err() {
+            if self.pool.reserve(&mut next.tables, next.reserve).is_err() {
                 return;
             }
             self.running.extend(self.waiting.pop_front());
         }
     }
 
-    fn form_batch(&mut self) {
-        self.batch.clear(self.graph.groups.len());
+    fn form_batch(&mut self) -> Result<(), EngineError> {
+        self.batch.clear();
         let mut room = self.limits.tokens;
         // Generating sequences first: a long prompt must not hold anybody's next token back.
         let generating = |s: &Sequence| s.pending() == 1;
         for first in [true, false] {
-            for (i, s) in self.running.iter().enumerate().filter(|(_, s)| generating(s) == first) {
+            for (i, s) in self.running.iter_mut().enumerate().filter(|(_, s)| generating(s) == first) {
                 let len = s.pending().min(room);
                 if len == 0 {
                     continue;
                 }
                 room -= len;
+                self.pool.grow(&mut s.tables, s.cached + len).map_err(full)?;
                 self.batch.push(i, s, len);
                 if len == s.pending() {
                     self.batch.rows.push(self.batch.tokens.len() as u32 - 1);
                 }
             }
         }
+        Ok(())
     }
 
-    fn collect(&mut self) {
+    fn collect(&mut self, mut each: impl FnMut(RequestId, &[f32])) {
         let logits = self.session.output(0);
         let mut row = 0;
         for (span, &member) in self.batch.spans.iter().zip(&self.batch.members) {
             let s = &mut self.running[member];
             s.cached += span.len;
+            self.pool.trim(&mut s.tables, s.cached);
             if s.pending() > 0 {
                 continue;
             }
-            let token = s.sampler.sample(&logits[row * self.vocab..(row + 1) * self.vocab]);
+            let logits = &logits[row * self.vocab..(row + 1) * self.vocab];
             row += 1;
+            each(s.id, logits);
+            let token = s.sampler.sample(logits);
             s.tokens.push(token);
             s.generated += 1;
             let id = s.id;
@@ -296,10 +325,8 @@ impl Engine {
             return Err(EngineError::PromptTooLong { prompt: tokens.len(), context: self.limits.context });
         }
         let request = Request::new(tokens.to_vec(), SamplingParams::default());
-        let mut sequence = Sequence::new(RequestId(u64::MAX), request, self.limits.context);
-        self.pool
-            .grow(&mut sequence.tables, tokens.len())
-            .map_err(|e| EngineError::Device(DeviceError::Step(e.to_string())))?;
+        let mut sequence = Sequence::new(RequestId(u64::MAX), request, (self.limits.context, self.vocab));
+        self.pool.reserve(&mut sequence.tables, tokens.len()).map_err(full)?;
         let result = self.run_chunks(&mut sequence, &mut each);
         self.pool.release(sequence.tables);
         result
@@ -312,7 +339,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         while sequence.pending() > 0 {
             let len = sequence.pending().min(self.limits.rows).min(self.limits.tokens);
-            self.batch.clear(self.graph.groups.len());
+            self.pool.grow(&mut sequence.tables, sequence.cached + len).map_err(full)?;
+            self.batch.clear();
             self.batch.push(0, sequence, len);
             self.batch.rows.extend(0..len as u32);
             self.session.step(&self.batch.view())?;
@@ -320,6 +348,7 @@ impl Engine {
                 each(sequence.cached + i, row);
             }
             sequence.cached += len;
+            self.pool.trim(&mut sequence.tables, sequence.cached);
         }
         Ok(())
     }
@@ -335,29 +364,34 @@ impl Engine {
         mut each: impl FnMut(TokenId) -> bool,
     ) -> Result<FinishReason, EngineError> {
         let own = self.submit(request)?;
-        loop {
-            self.step()?;
-            let mut stop = None;
-            for event in &self.events {
-                match *event {
-                    Event::Token { id, token } if id == own && !each(token) => {
-                        stop = Some(FinishReason::Cancelled);
-                        break;
+        let result = loop {
+            match self.step() {
+                Ok(events) => {
+                    if let Some(reason) = outcome(events, own, &mut each) {
+                        break Ok(reason);
                     }
-                    Event::Finished { id, reason, .. } if id == own => stop = Some(reason),
-                    _ => {}
                 }
+                Err(e) => break Err(e),
             }
-            if let Some(reason) = stop {
-                self.cancel(own);
-                return Ok(reason);
-            }
-        }
+        };
+        self.cancel(own);
+        result
     }
 }
 
-impl Sequence {
-    fn sampler(request: &Request) -> Sampler {
-        Sampler::new(request.sampling.clone(), &request.prompt)
+/// Hands the tokens of a request over; why it ended, if it did.
+fn outcome(events: &[Event], own: RequestId, each: &mut impl FnMut(TokenId) -> bool) -> Option<FinishReason> {
+    for event in events {
+        match *event {
+            Event::Token { id, token } if id == own && !each(token) => return Some(FinishReason::Cancelled),
+            Event::Finished { id, reason, .. } if id == own => return Some(reason),
+            _ => {}
+        }
     }
+    None
+}
+
+/// Pages that a reservation should have guaranteed, or that [`Engine::logits`] finds taken.
+fn full(e: Full) -> EngineError {
+    EngineError::Device(DeviceError::Step(e.to_string()))
 }

@@ -26,14 +26,16 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(id: RequestId, request: Request, context: usize) -> Self {
-        let sampler = Self::sampler(&request);
+    pub(super) fn new(id: RequestId, request: Request, (context, vocab): (usize, usize)) -> Self {
+        let mut sampler = Sampler::new(request.sampling, &request.prompt);
         let prompt = request.prompt.len();
         let max_new_tokens = request.max_new_tokens.unwrap_or(usize::MAX);
         let reserve = prompt.saturating_add(max_new_tokens).min(context);
         let mut tokens = request.prompt;
         // Room for the whole answer, so that no step allocates.
-        tokens.reserve_exact(reserve.saturating_sub(prompt) + 1);
+        let answer = reserve.saturating_sub(prompt) + 1;
+        tokens.reserve_exact(answer);
+        sampler.reserve(answer, vocab);
         Self {
             id,
             tokens,

@@ -1,16 +1,30 @@
 //! KV pages: a pool per cache group, and the block tables of sequences.
 //!
-//! The bytes of the pages are the device's; here only their numbers move. A sequence takes pages as it grows and gives
-//! all of them back when it ends, so a full pool is known before a step runs, never in the middle of one.
+//! The bytes of the pages are the device's; here only their numbers move. A sequence reserves what it will hold at most
+//! when it starts, so a full pool is known before a step runs, never in the middle of one. Pages are taken as positions
+//! are written; in a group with a window those that no query can see any more are given back after every step.
 
-use doyen_graph::device::Limits;
+#[cfg(test)]
+mod tests;
+
+use doyen_graph::device::{GroupPages, Program};
 use doyen_tensor::PageId;
 
-/// The free pages of every cache group.
+/// The pages of every cache group.
 #[derive(Debug)]
 pub struct PagePool {
     page_size: usize,
-    free: Vec<Vec<PageId>>,
+    /// Table entries to make room for when a sequence starts.
+    table_len: usize,
+    groups: Vec<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    pages: GroupPages,
+    free: Vec<PageId>,
+    /// Pages that are not set aside for a sequence.
+    unreserved: usize,
 }
 
 /// Not enough free pages.
@@ -25,81 +39,114 @@ pub struct Full {
     pub page_size: usize,
 }
 
-/// The block tables of one sequence: `tables[group]` lists the pages of positions `0, page_size, ...`.
+/// The block tables of one sequence.
 #[derive(Debug, Default)]
 pub struct BlockTables {
-    tables: Vec<Vec<PageId>>,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The pages of positions `0, page_size, ...`.
+    pages: Vec<PageId>,
+    /// How many of them, from the front, were given back.
+    given_back: usize,
+    /// Pages set aside in the pool.
+    reserved: usize,
 }
 
 impl BlockTables {
-    /// The table of a group.
+    /// The table of a group: the pages of positions `0, page_size, ...`. Those that were given back are still listed,
+    /// and never read.
     pub fn group(&self, group: usize) -> &[PageId] {
-        self.tables.get(group).map_or(&[], Vec::as_slice)
+        self.tables.get(group).map_or(&[], |t| &t.pages)
+    }
+}
+
+impl Group {
+    /// What a sequence of `pages` pages holds at most beside its tokens in a step.
+    fn reservation(&self, pages: usize) -> usize {
+        self.pages.window.map_or(pages, |w| w.per_sequence.min(pages))
     }
 }
 
 impl PagePool {
-    /// A pool of `limits.pages` pages for each of `groups` cache groups.
-    pub fn new(groups: usize, limits: &Limits) -> Self {
-        let pages = || (0..limits.pages as u32).rev().map(PageId).collect();
-        Self { page_size: limits.page_size, free: (0..groups).map(|_| pages()).collect() }
+    /// The pools of a program's cache groups.
+    pub fn new(program: &Program) -> Self {
+        let limits = &program.limits;
+        let group = |pages: &GroupPages| Group {
+            pages: *pages,
+            free: (0..pages.pages as u32).rev().map(PageId).collect(),
+            unreserved: pages.window.map_or(pages.pages, |w| limits.sequences * w.per_sequence),
+        };
+        Self {
+            page_size: limits.page_size,
+            table_len: limits.context.div_ceil(limits.page_size),
+            groups: program.pages.iter().map(group).collect(),
+        }
     }
 
-    /// Pages free in the group that has the fewest.
-    pub fn free_pages(&self) -> usize {
-        self.free.iter().map(Vec::len).min().unwrap_or(usize::MAX)
+    /// Pages of a group that sequences hold.
+    pub fn used(&self, group: usize) -> usize {
+        self.groups.get(group).map_or(0, |g| g.pages.pages - g.free.len())
     }
 
-    /// Gives a sequence enough pages for `positions` positions in every group, or none at all.
+    /// Sets pages aside for a sequence that will have up to `positions` positions, in every group or none at all.
     ///
     /// # Errors
-    /// When a group has too few free pages.
-    pub fn grow(&mut self, tables: &mut BlockTables, positions: usize) -> Result<(), Full> {
-        let pages = positions.div_ceil(self.page_size);
-        tables.tables.resize_with(self.free.len(), Vec::new);
-        for (table, free) in tables.tables.iter().zip(&self.free) {
-            let needed = pages.saturating_sub(table.len());
-            if needed > free.len() {
-                return Err(Full { needed, free: free.len(), page_size: self.page_size });
+    /// When a group has too few pages left.
+    pub fn reserve(&mut self, tables: &mut BlockTables, positions: usize) -> Result<(), Full> {
+        let (page_size, pages) = (self.page_size, positions.div_ceil(self.page_size));
+        tables.tables.resize_with(self.groups.len(), Table::default);
+        for (table, group) in tables.tables.iter().zip(&self.groups) {
+            let needed = group.reservation(pages).saturating_sub(table.reserved);
+            if needed > group.unreserved {
+                return Err(Full { needed, free: group.unreserved, page_size });
             }
         }
-        for (table, free) in tables.tables.iter_mut().zip(&mut self.free) {
-            while table.len() < pages {
-                table.extend(free.pop());
-            }
+        for (table, group) in tables.tables.iter_mut().zip(&mut self.groups) {
+            let needed = group.reservation(pages).saturating_sub(table.reserved);
+            group.unreserved -= needed;
+            table.reserved += needed;
+            table.pages.reserve_exact(pages.min(self.table_len).saturating_sub(table.pages.len()));
         }
         Ok(())
     }
 
-    /// Takes all pages of a sequence back.
-    pub fn release(&mut self, tables: BlockTables) {
-        for (mut table, free) in tables.tables.into_iter().zip(&mut self.free) {
-            free.append(&mut table);
+    /// Gives a sequence pages for its first `positions` positions.
+    ///
+    /// # Errors
+    /// When a group has too few free pages, which cannot happen to sequences that reserved them and take no more tokens
+    /// in a step than were planned.
+    pub fn grow(&mut self, tables: &mut BlockTables, positions: usize) -> Result<(), Full> {
+        let pages = positions.div_ceil(self.page_size);
+        tables.tables.resize_with(self.groups.len(), Table::default);
+        for (table, group) in tables.tables.iter_mut().zip(&mut self.groups) {
+            let needed = pages.saturating_sub(table.pages.len());
+            let Some(left) = group.free.len().checked_sub(needed) else {
+                return Err(Full { needed, free: group.free.len(), page_size: self.page_size });
+            };
+            table.pages.extend(group.free.drain(left..).rev());
+        }
+        Ok(())
+    }
+
+    /// Takes back what no query at `position` or later can see.
+    pub fn trim(&mut self, tables: &mut BlockTables, position: usize) {
+        for (table, group) in tables.tables.iter_mut().zip(&mut self.groups) {
+            let Some(window) = group.pages.window else { continue };
+            let first = (position + 1).saturating_sub(window.keys) / self.page_size;
+            let first = first.clamp(table.given_back, table.pages.len());
+            group.free.extend_from_slice(&table.pages[table.given_back..first]);
+            table.given_back = first;
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn pages_are_owned_once_and_come_back() {
-        let limits = Limits { tokens: 1, rows: 1, sequences: 2, context: 64, page_size: 16, pages: 8 };
-        let mut pool = PagePool::new(2, &limits);
-        let (mut a, mut b) = (BlockTables::default(), BlockTables::default());
-        pool.grow(&mut a, 17).unwrap();
-        pool.grow(&mut b, 64).unwrap();
-        pool.grow(&mut a, 32).unwrap();
-        for g in 0..2 {
-            let all: BTreeSet<_> = a.group(g).iter().chain(b.group(g)).collect();
-            assert_eq!((a.group(g).len(), b.group(g).len(), all.len()), (2, 4, 6));
+    /// Takes all pages of a sequence back.
+    pub fn release(&mut self, tables: BlockTables) {
+        for (table, group) in tables.tables.into_iter().zip(&mut self.groups) {
+            group.free.extend_from_slice(&table.pages[table.given_back..]);
+            group.unreserved += table.reserved;
         }
-        assert_eq!(pool.grow(&mut a, 80), Err(Full { needed: 3, free: 2, page_size: 16 }));
-        assert_eq!(a.group(0).len(), 2);
-        pool.release(a);
-        pool.release(b);
-        assert_eq!(pool.free_pages(), 8);
     }
 }

@@ -1,5 +1,8 @@
 //! Arena layout: an offset for every value of a step, bytes shared between values that never live together.
 
+#[cfg(test)]
+mod tests;
+
 use doyen_graph::{
     device::{Limits, Slot},
     lowered::{LOp, LValueId, Lowered, Operand},
@@ -115,49 +118,4 @@ fn value_bytes(graph: &Lowered, v: LValueId, limits: &Limits) -> Option<usize> {
     let value = graph.value(v);
     let n = value.dims.iter().try_fold(1usize, |n, d| n.checked_mul(d.at(limits.tokens, limits.rows)))?;
     value.dtype.bytes_for(n)?.checked_next_multiple_of(ALIGN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use doyen_graph::lowered::{Extent, LNode, LValue};
-    use doyen_tensor::DType;
-
-    fn chain(n: u32) -> Lowered {
-        let values = (0..=n)
-            .map(|i| LValue {
-                name: format!("v{i}"),
-                dtype: DType::F32,
-                declared: DType::F32,
-                dims: vec![Extent::Tokens(4)],
-            })
-            .collect();
-        let nodes = (0..n)
-            .map(|i| LNode {
-                name: format!("n{i}"),
-                op: if i == 1 { LOp::View } else { LOp::SiluMul },
-                inputs: vec![Some(Operand::Value(LValueId(i)))],
-                outputs: vec![Some(LValueId(i + 1))],
-            })
-            .collect();
-        Lowered { values, nodes, inputs: vec![LValueId(0)], outputs: vec![LValueId(n)], ..Lowered::default() }
-    }
-
-    const LIMITS: Limits = Limits { tokens: 8, rows: 1, sequences: 1, context: 8, page_size: 8, pages: 1 };
-
-    #[test]
-    fn a_chain_needs_two_buffers_and_views_alias() {
-        let layout = layout(&chain(6), &LIMITS, false).unwrap();
-        assert_eq!(layout.bytes, 2 * 128);
-        assert_eq!(layout.slots[1], layout.slots[2]);
-        for i in [0usize, 2, 3, 4, 5] {
-            assert_ne!(layout.slots[i], layout.slots[i + 1]);
-        }
-    }
-
-    #[test]
-    fn kept_values_never_share() {
-        let layout = layout(&chain(6), &LIMITS, true).unwrap();
-        assert_eq!(layout.bytes, 6 * 128);
-    }
 }

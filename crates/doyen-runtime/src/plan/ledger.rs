@@ -1,7 +1,7 @@
 //! The byte ledger: where every byte of a loaded model goes.
 
 use doyen_graph::{
-    device::{NodePlan, Program},
+    device::{GroupPages, NodePlan, Program},
     lowered::{LOp, Operand},
 };
 use doyen_tensor::ByteCount;
@@ -30,9 +30,10 @@ pub struct Ledger {
 impl Ledger {
     pub(super) fn new(program: &Program, nodes: &[NodePlan], page_bytes: &[ByteCount]) -> Self {
         let limits = &program.limits;
-        let page: ByteCount = page_bytes.iter().copied().sum();
+        let caches = || page_bytes.iter().zip(&program.pages);
+        let growing: ByteCount = caches().filter(|(_, p)| p.window.is_none()).map(|(&b, _)| b).sum();
         let mut ledger = Self {
-            kv_per_token: ByteCount(page.0 / limits.page_size as u64),
+            kv_per_token: ByteCount(growing.0 / limits.page_size as u64),
             context: limits.context,
             sequences: limits.sequences,
             ..Self::default()
@@ -41,8 +42,17 @@ impl Ledger {
             ledger.push(what, bytes, true);
         }
         ledger.push("weights made at load", nodes.iter().map(|n| n.resident).sum(), false);
+        let kv = |windows: bool| {
+            let group = |(bytes, p): (&ByteCount, &GroupPages)| bytes.0.saturating_mul(p.pages as u64);
+            let bytes = caches().filter(|(_, p)| p.window.is_some() == windows).map(group);
+            ByteCount(bytes.fold(0, u64::saturating_add))
+        };
         let what = format!("kv cache, {} x {} positions", limits.sequences, limits.context);
-        ledger.push(what, ByteCount(page.0.saturating_mul(limits.pages as u64)), false);
+        ledger.push(what, kv(false), false);
+        if program.pages.iter().any(|p| p.window.is_some()) {
+            let what = format!("kv cache of windows, {} sequences", limits.sequences);
+            ledger.push(what, kv(true), false);
+        }
         let what = format!("activations, {} tokens a step", limits.tokens);
         ledger.push(what, ByteCount(program.arena as u64), false);
         ledger.push("scratch", ByteCount(program.scratch as u64), false);
@@ -68,7 +78,7 @@ impl Ledger {
         self.entries.iter().filter(|e| e.mapped).map(|e| e.bytes).sum()
     }
 
-    /// KV bytes of one position of one sequence, over all layers.
+    /// KV bytes that one more position of one sequence takes, over all layers whose caches grow with the context.
     pub const fn kv_per_token(&self) -> ByteCount {
         self.kv_per_token
     }

@@ -6,8 +6,10 @@
 
 mod arena;
 mod ledger;
+mod pages;
 
 pub use ledger::{Ledger, LedgerEntry};
+pub(crate) use pages::pages;
 
 use doyen_graph::{
     device::{Device, DeviceError, Limits, NodePlan, Numerics, Program},
@@ -33,7 +35,8 @@ pub struct PlanOptions {
     pub numerics: Numerics,
     /// Bytes that the plan may take beside mapped weights; `None` asks the system what is available.
     pub memory: Option<ByteCount>,
-    /// Keep every value of a step readable (verification); no two values share bytes then.
+    /// Keep every value of a step and every position of the caches readable (verification): no two values share bytes
+    /// then, and windows give no pages back.
     pub taps: bool,
 }
 
@@ -97,6 +100,13 @@ impl Plan {
     /// When the device lacks kernels, the options are impossible, or the memory is not there.
     pub fn new(graph: Arc<Lowered>, device: &dyn Device, options: &PlanOptions) -> Result<Self, PlanError> {
         let limits = limits(options)?;
+        let pages = graph.groups.iter().map(|g| pages(g, &limits, options.taps)).collect::<Option<_>>();
+        let pages = pages.ok_or_else(|| {
+            let Limits { sequences, context, .. } = limits;
+            PlanError::Options(format!(
+                "{sequences} sequences of {context} positions overflow the page numbers"
+            ))
+        })?;
         let nodes = plan_nodes(&graph, device, &limits, options.numerics)?;
         let layout = arena::layout(&graph, &limits, options.taps).ok_or_else(|| {
             PlanError::Options("the activations of one step overflow the address space".into())
@@ -106,6 +116,7 @@ impl Plan {
             arena: layout.bytes,
             scratch: nodes.iter().map(|n| n.scratch).max().unwrap_or(0),
             limits,
+            pages,
             numerics: options.numerics,
             graph,
         };
@@ -144,12 +155,8 @@ fn limits(options: &PlanOptions) -> Result<Limits, PlanError> {
     if !page_size.is_power_of_two() {
         return Err(PlanError::Options(format!("page size {page_size} is not a power of two")));
     }
-    let pages =
-        context.div_ceil(page_size).checked_mul(sequences).filter(|&p| u32::try_from(p).is_ok()).ok_or_else(
-            || PlanError::Options(format!("{sequences} sequences of {context} positions overflow")),
-        )?;
     let tokens = step_tokens.max(sequences);
-    Ok(Limits { tokens, rows: step_rows.max(sequences), sequences, context, page_size, pages })
+    Ok(Limits { tokens, rows: step_rows.max(sequences), sequences, context, page_size })
 }
 
 fn plan_nodes(

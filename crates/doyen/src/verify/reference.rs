@@ -10,8 +10,11 @@ use doyen_graph::{
     package::Package,
     pass::lower::{LowerSpec, StatePorts},
 };
-use doyen_runtime::{Plan, PlanOptions};
-use doyen_tensor::{ByteCount, DType, PageId, Tensor, TokenId};
+use doyen_runtime::{
+    Plan, PlanOptions,
+    kv::{BlockTables, PagePool},
+};
+use doyen_tensor::{ByteCount, DType, Tensor, TokenId};
 use std::{collections::HashMap, sync::Arc};
 
 /// What the reference computed for a prompt.
@@ -156,10 +159,15 @@ pub fn compare(
     let plan = Plan::new(Arc::clone(graph), device, &options)?;
     let mut session = device.load(plan.program().clone())?;
     let tokens: Vec<u32> = recorded.prompt.iter().map(|t| t.0).collect();
-    let pages: Vec<PageId> = (0..plan.program().limits.pages as u32).map(PageId).collect();
-    let mut table = GroupTables::default();
-    table.push(&pages);
-    let tables = vec![table; graph.groups.len()];
+    let mut pool = PagePool::new(plan.program());
+    let mut pages = BlockTables::default();
+    pool.grow(&mut pages, n)?;
+    let table = |g: usize| {
+        let mut table = GroupTables::default();
+        table.push(pages.group(g));
+        table
+    };
+    let tables: Vec<GroupTables> = (0..graph.groups.len()).map(table).collect();
     session.step(&RaggedBatch {
         tokens: &tokens,
         sequences: &[SeqSpan { first: 0, len: n, past: 0 }],

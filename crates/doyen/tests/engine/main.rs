@@ -1,0 +1,8 @@
+//! What the engine promises, on real models and the CPU.
+
+mod batches;
+#[path = "../common/mod.rs"]
+mod common;
+mod plan;
+mod requests;
+mod windows;
