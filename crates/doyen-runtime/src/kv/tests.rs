@@ -128,9 +128,13 @@ proptest! {
             }
             let (done, rest) = running.into_iter().partition(|s| s.cached == s.len);
             running = rest;
-            done.into_iter().for_each(|s: Running| pool.release(s.tables));
+            for s in done {
+                pool.release(s.tables);
+            }
         }
-        running.into_iter().for_each(|s| pool.release(s.tables));
+        for s in running {
+            pool.release(s.tables);
+        }
         prop_assert_eq!((pool.used(0), pool.used(1)), (0, 0));
     }
 }

@@ -56,7 +56,7 @@ fn drawn(nodes: &[Drawn], outputs: &[usize]) -> Lowered {
         let id = LValueId(graph.values.len() as u32);
         graph.values.push(LValue {
             name: format!("v{}", id.0),
-            dtype: if size % 2 == 0 { DType::F32 } else { DType::I64 },
+            dtype: if size.is_multiple_of(2) { DType::F32 } else { DType::I64 },
             declared: DType::F32,
             dims,
         });

@@ -103,7 +103,7 @@ pub(super) fn zero_points_of_rows(w: &QuantMatrix<'_>, first: usize, rows: usize
         ZeroPoints::Default => out.fill(f32::from(w.bits.default_zero_point())),
         ZeroPoints::Float(v) => widen(v, first * blocks, len, out),
         ZeroPoints::AcrossRows(packed) if blocks == 1 => {
-            eights(len, out, |i| eight_codes(w.bits, packed, first + i))
+            eights(len, out, |i| eight_codes(w.bits, packed, first + i));
         }
         ZeroPoints::PerBlock { packed, row_bytes } if row_bytes * w.bits.per_byte() == blocks => {
             eights(len, out, |i| eight_codes(w.bits, packed, first * blocks + i));
