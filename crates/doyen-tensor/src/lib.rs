@@ -6,7 +6,7 @@
 //!
 //! * [`DType`], [`Shape`], [`Tensor`]: element types, checked extents, contiguous little-endian data that may
 //!   be a slice of a mapped file (cloning never copies bytes).
-//! * [`format`]: 2/4/8-bit block quantization as it lies in ONNX files: layout, pack, unpack, scalar dot.
+//! * [`mod@format`]: 2/4/8-bit block quantization as it lies in ONNX files: layout, pack, unpack, scalar dot.
 //! * [`ids`]: newtypes, so that an expert index cannot be passed for a layer or a page.
 
 mod dtype;
