@@ -30,6 +30,18 @@ pub enum ConvertError {
         /// Bytes of all weights.
         needed: u64,
     },
+    /// A file may not become as large as it has to.
+    #[error(
+        "{} may not become that large (this package needs {needed} bytes in all); nothing was kept: raise the limit on \
+         the file size (ulimit -f), or choose a file system that takes larger files with -o",
+        path.display()
+    )]
+    FileLimit {
+        /// The file that did not fit.
+        path: PathBuf,
+        /// Bytes of all weights.
+        needed: u64,
+    },
     /// A file that a checkpoint needs is not there.
     #[error("{} is missing: {needed}", path.display())]
     Missing {

@@ -71,10 +71,12 @@ pub fn convert(
 }
 
 fn write_error(path: &Path, needed: u64, source: io::Error) -> ConvertError {
-    if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
-        ConvertError::DiskFull { path: path.to_owned(), needed }
-    } else {
-        ConvertError::io("write", path)(source)
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ConvertError::DiskFull { path: path.to_owned(), needed }
+        }
+        io::ErrorKind::FileTooLarge => ConvertError::FileLimit { path: path.to_owned(), needed },
+        _ => ConvertError::io("write", path)(source),
     }
 }
 
@@ -87,6 +89,8 @@ mod tests {
         let path = Path::new("model.onnx.data");
         let e = write_error(path, 123, io::ErrorKind::StorageFull.into()).to_string();
         assert!(e.contains("no space left") && e.contains("123 bytes") && e.contains("-o"), "{e}");
+        let e = write_error(path, 123, io::ErrorKind::FileTooLarge.into()).to_string();
+        assert!(e.contains("file size") && e.contains("123 bytes") && e.contains("ulimit -f"), "{e}");
         let e = write_error(path, 123, io::ErrorKind::PermissionDenied.into()).to_string();
         assert!(e.starts_with("cannot write model.onnx.data"), "{e}");
     }

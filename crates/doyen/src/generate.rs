@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use anyhow::Result;
-use doyen_runtime::{Event, FinishReason, Request, SamplingParams};
+use doyen_runtime::{Engine, Event, FinishReason, Request, SamplingParams};
 use doyen_tensor::TokenId;
 use doyen_text::{Detokenizer, StopMatcher};
 use std::{
@@ -100,32 +100,16 @@ pub fn generate(
     let start = Instant::now();
     let id = model.engine.submit(request)?;
     let (mut first, mut generated) = (None, 0);
-    let end = loop {
-        if interrupt.load(Ordering::Relaxed) {
-            break End::Interrupted;
-        }
-        let mut end = None;
-        for event in model.engine.step()? {
-            match *event {
-                Event::Token { token, .. } => {
-                    first.get_or_insert_with(Instant::now);
-                    generated += 1;
-                    let step = stop.push(text.push(token));
-                    emit(step.text)?;
-                    if step.stopped.is_some() {
-                        end = Some(End::Stop);
-                        break;
-                    }
-                }
-                Event::Finished { reason, .. } => end = Some(End::Engine(reason)),
-            }
-        }
-        if let Some(end) = end {
-            break end;
-        }
-    };
+    let end = drive(&mut model.engine, interrupt, |token| {
+        first.get_or_insert_with(Instant::now);
+        generated += 1;
+        let step = stop.push(text.push(token));
+        emit(step.text)?;
+        Ok(step.stopped.is_some())
+    });
+    // Also after a failure: a sequence left behind would go on in the next generation.
     model.engine.cancel(id);
-    let done = Instant::now();
+    let (end, done) = (end?, Instant::now());
     if end != End::Stop {
         let step = stop.push(text.finish());
         emit(step.text)?;
@@ -135,4 +119,27 @@ pub fn generate(
     }
     let first = first.unwrap_or(done);
     Ok(Stats { prompt_tokens, generated, prefill: first - start, decode: done - first, end })
+}
+
+/// Steps the engine until its only sequence ends. `token` takes each token and says whether a stop string was reached.
+fn drive(
+    engine: &mut Engine,
+    interrupt: &AtomicBool,
+    mut token: impl FnMut(TokenId) -> Result<bool>,
+) -> Result<End> {
+    loop {
+        if interrupt.load(Ordering::Relaxed) {
+            return Ok(End::Interrupted);
+        }
+        for event in engine.step()? {
+            match *event {
+                Event::Token { token: t, .. } => {
+                    if token(t)? {
+                        return Ok(End::Stop);
+                    }
+                }
+                Event::Finished { reason, .. } => return Ok(End::Engine(reason)),
+            }
+        }
+    }
 }

@@ -4,5 +4,19 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    doyen::cli::Cli::parse().run()
+    let cli = doyen::cli::Cli::parse();
+    survive_file_limits();
+    cli.run()
 }
+
+/// A write beyond the limit on file sizes (`ulimit -f`) is to fail like any other, and be cleaned up after, not to end
+/// the process: the signal is blocked here, before there are other threads, which inherit that.
+#[cfg(unix)]
+fn survive_file_limits() {
+    use nix::sys::signal::{SigSet, Signal};
+    // Without it the process ends at the limit, as it would have.
+    let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
+}
+
+#[cfg(not(unix))]
+const fn survive_file_limits() {}

@@ -1,12 +1,12 @@
 //! A package on a backend, ready to generate: engine, tokenizer, chat template, search settings.
 
 use crate::{builtin, cli::ModelArgs, console};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use doyen_cpu::CpuDevice;
 use doyen_graph::{
     device::{Device, Numerics},
     lowered::Lowered,
-    package::{DirSource, EmbeddedSource, Package, PackageSource, Search},
+    package::{DirSource, EmbeddedSource, MANIFEST, Package, PackageSource, Search},
     pass::{dead, fold, lower},
 };
 use doyen_runtime::{Engine, Plan, PlanOptions, SamplingParams};
@@ -44,7 +44,8 @@ pub struct Model {
     pub eos: Vec<TokenId>,
     /// The package's search settings.
     pub sampling: SamplingParams,
-    templates: Option<ChatTemplates>,
+    /// Whether they can be read matters only to those who chat.
+    templates: Result<Option<ChatTemplates>>,
 }
 
 /// Where a package comes from: the directory, or the built-in one.
@@ -56,6 +57,16 @@ pub fn source(package: Option<&Path>) -> Result<Arc<dyn PackageSource>> {
         Some(path) => Arc::new(DirSource::open(path)?),
         None => Arc::new(EmbeddedSource::new(builtin::NAME, builtin::FILES)),
     })
+}
+
+/// Opens and checks a package, the built-in one when no directory is given.
+///
+/// # Errors
+/// Names the package, and what in it is not as it should be.
+pub fn open(package: Option<&Path>) -> Result<Package> {
+    let source = source(package)?;
+    let name = source.describe();
+    Package::open(source).with_context(|| format!("cannot use {name}"))
 }
 
 /// The CPU with the threads asked for, or all CPUs this process may use.
@@ -85,26 +96,26 @@ impl Model {
     /// When the package cannot be read, checked, lowered, planned or loaded.
     pub fn load(args: &ModelArgs, sequences: usize) -> Result<Self> {
         let progress = console::spinner("reading the package");
-        let package = Package::open(source(args.package.as_deref())?)?;
+        let package = open(args.package.as_deref())?;
         let tokenizer = tokenizer(&package)?;
-        let templates = templates(&package)?;
+        let templates = templates(&package);
         progress.set_message("planning");
         let device = cpu(args.threads)?;
         let graph = Arc::new(lowered(&package)?);
         let options = PlanOptions {
-            context: context(args.context, package.manifest.context_length),
+            context: context(args.context, package.manifest.context_length)?,
             sequences,
             numerics: Numerics::from(args.numerics),
             ..PlanOptions::default()
         };
         let plan = Plan::new(graph, &device, &options)?;
         if args.verbose {
-            progress.suspend(|| eprintln!("{}", explain(&plan, &device)));
+            progress.suspend(|| console::say(explain(&plan, &device)));
         }
         progress.set_message("loading");
         let engine = Engine::new(&plan, &device)?;
         progress.finish_and_clear();
-        let eos = eos(&package, &tokenizer);
+        let eos = eos(&package, &tokenizer, engine.vocab())?;
         let sampling = search(&package.manifest.search);
         Ok(Self { engine, tokenizer, eos, sampling, templates })
     }
@@ -140,22 +151,32 @@ impl Model {
     /// The package's chat templates.
     ///
     /// # Errors
-    /// When it has none.
+    /// When it has none, or none that can be read.
     pub fn require_template(&self) -> Result<&ChatTemplates> {
-        self.templates.as_ref().ok_or_else(|| {
-            anyhow!(
+        match &self.templates {
+            Ok(Some(templates)) => Ok(templates),
+            Ok(None) => bail!(
                 "the package has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); \
                  continue raw text with `doyen run --raw`"
-            )
-        })
+            ),
+            Err(e) => bail!("{e:#}; continue raw text with `doyen run --raw`"),
+        }
     }
 }
 
-fn context(asked: Option<NonZeroUsize>, model: Option<usize>) -> usize {
-    match (asked, model) {
-        (Some(n), _) => n.get(),
-        (None, Some(model)) => model.clamp(1, DEFAULT_CONTEXT),
-        (None, None) => DEFAULT_CONTEXT,
+/// The context to plan. Positions beyond the model's own context length are refused: it has never seen them, and its
+/// rotary tables may not have them.
+fn context(asked: Option<NonZeroUsize>, model: Option<usize>) -> Result<usize> {
+    match (asked.map(NonZeroUsize::get), model) {
+        (Some(asked), Some(model)) if asked > model => {
+            bail!(
+                "{asked} positions are more than the model's context length of {model}; give at most {model} \
+                 (--context, and --window of eval)"
+            )
+        }
+        (Some(asked), _) => Ok(asked),
+        (None, Some(model)) => Ok(model.clamp(1, DEFAULT_CONTEXT)),
+        (None, None) => Ok(DEFAULT_CONTEXT),
     }
 }
 
@@ -180,12 +201,20 @@ fn templates(package: &Package) -> Result<Option<ChatTemplates>> {
     Ok(ChatTemplates::find(text.chat_template.as_deref(), text.tokenizer_config.as_deref())?)
 }
 
-fn eos(package: &Package, tokenizer: &Tokenizer) -> Vec<TokenId> {
+/// The tokens that end a text. One that the model cannot give would never end any.
+fn eos(package: &Package, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<TokenId>> {
     let mut eos = package.manifest.eos_tokens.clone();
     if eos.is_empty() {
         eos.extend(tokenizer.eos());
     }
-    eos
+    match eos.iter().find(|t| t.index() >= vocab) {
+        Some(t) => bail!(
+            "{}: the end token {t} (model.eos_token_id in {MANIFEST}, or eos_token of the tokenizer) is outside the \
+             model's vocabulary of {vocab}",
+            package.source.describe()
+        ),
+        None => Ok(eos),
+    }
 }
 
 fn search(s: &Search) -> SamplingParams {

@@ -7,7 +7,7 @@ use super::{Entry, SourceType};
 use crate::ConvertError;
 use bytes::Bytes;
 use doyen_graph::package::map_range;
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::{
     fs::File,
     io,
@@ -97,7 +97,7 @@ impl TensorFile {
         }
         let header = data.range(8, header_len as usize)?;
         let metadata: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| fail(format!("malformed safetensors header: {e}")))?;
+            .map_err(|e| fail(format!("malformed safetensors header: {}", diagnosis(&header, &e))))?;
         let (expected, found) = (metadata.data_len() as u64, len - start);
         if expected != found {
             let what = if found < expected { "truncated" } else { "longer than its header says" };
@@ -119,6 +119,35 @@ impl TensorFile {
             Some((name, entry))
         })
     }
+}
+
+/// What is wrong with a header that was refused, by tensor: the crate that refuses it names none, or any.
+fn diagnosis(header: &[u8], refusal: &serde_json::Error) -> String {
+    let Ok(entries) = serde_json::from_slice::<serde_json::Map<_, _>>(header) else { return refusal.to_string() };
+    let mut ranges = Vec::new();
+    for (name, entry) in entries.iter().filter(|(name, _)| *name != "__metadata__") {
+        let info: TensorInfo = match serde_json::from_value(entry.clone()) {
+            Ok(info) => info,
+            Err(e) => return format!("tensor {name:?}: {e}"),
+        };
+        let (start, end) = info.data_offsets;
+        let bits = info.shape.iter().try_fold(info.dtype.bitsize(), |n, &d| n.checked_mul(d));
+        if bits.is_none_or(|b| !b.is_multiple_of(8) || end.checked_sub(start) != Some(b / 8)) {
+            let (dtype, shape) = (info.dtype, info.shape);
+            return format!("tensor {name:?}: bytes {start}..{end} are not what {dtype} {shape:?} takes");
+        }
+        ranges.push((start, end, name));
+    }
+    ranges.sort_unstable();
+    let mut before = 0;
+    for (start, end, name) in ranges {
+        if start != before {
+            let what = if start < before { "overlaps the one before" } else { "leaves a gap" };
+            return format!("tensor {name:?}: its range {start}..{end} {what}, which ends at {before}");
+        }
+        before = end;
+    }
+    refusal.to_string()
 }
 
 fn source_type(dtype: Dtype) -> SourceType {

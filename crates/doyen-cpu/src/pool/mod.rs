@@ -29,9 +29,18 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+/// Threads of a pool at most.
+const MAX_THREADS: usize = 1024;
+
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
+    /// More threads than any machine has a use for. A system that runs out of room for their stacks may end the process.
+    #[error("{threads} threads are too many; at most {MAX_THREADS} can be started")]
+    TooMany {
+        /// Threads asked for, the caller included.
+        threads: usize,
+    },
     /// The system refused a thread.
     #[error("cannot start worker {worker} of {threads}: {source}; try fewer threads")]
     Spawn {
@@ -72,9 +81,12 @@ impl Pool {
     /// The caller's own thread is left alone (its children would inherit the binding); see [`Pool::pin_caller`].
     ///
     /// # Errors
-    /// When the system refuses a thread or the binding.
+    /// When there are more than 1024 threads are asked for, or the system refuses a thread or the binding.
     pub fn new(threads: NonZeroUsize, pin: bool) -> Result<Self, PoolError> {
         let n = threads.get();
+        if n > MAX_THREADS {
+            return Err(PoolError::TooMany { threads: n });
+        }
         let cpus = affinity::allowed_cpus();
         let oversubscribed = n > available_cpus(&cpus);
         let pinned = pin && !oversubscribed && cpus.len() >= n;

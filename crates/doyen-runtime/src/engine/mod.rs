@@ -286,8 +286,13 @@ impl Engine {
             s.tokens.push(token);
             s.generated += 1;
             let id = s.id;
-            let reason = s.finish_reason(token, self.limits.context);
-            if reason != Some(FinishReason::Eos) {
+            // NaN loses to every number, so the chosen one stands for all.
+            let reason = if logits[token.index()].is_nan() {
+                Some(FinishReason::NotANumber)
+            } else {
+                s.finish_reason(token, self.limits.context)
+            };
+            if !matches!(reason, Some(FinishReason::Eos | FinishReason::NotANumber)) {
                 self.events.push(Event::Token { id, token });
             }
             if let Some(reason) = reason {

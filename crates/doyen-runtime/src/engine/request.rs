@@ -38,6 +38,8 @@ pub enum FinishReason {
     Context,
     /// The caller ended it.
     Cancelled,
+    /// The model's logits are NaN, so no token can be chosen: damaged weights or scales, or an overflow.
+    NotANumber,
 }
 
 /// What a step did.
@@ -58,7 +60,7 @@ pub enum Event {
         reason: FinishReason,
         /// Tokens of its prompt.
         prompt_tokens: usize,
-        /// Tokens generated, an end token included.
+        /// Tokens generated, an end token (or what could not be chosen) included.
         generated: usize,
     },
 }

@@ -104,7 +104,7 @@ impl Plan {
         let pages = pages.ok_or_else(|| {
             let Limits { sequences, context, .. } = limits;
             PlanError::Options(format!(
-                "{sequences} sequences of {context} positions overflow the page numbers"
+                "{sequences} x {context} positions are more than can be planned; give a smaller context (--context)"
             ))
         })?;
         let nodes = plan_nodes(&graph, device, &limits, options.numerics)?;

@@ -1,11 +1,14 @@
 //! `doyen conformance`: operator cases on the reference or on a backend.
 
 use super::Outcome;
-use crate::{conformance::DeviceRunner, model::cpu};
-use anyhow::{Context, Result, ensure};
+use crate::{conformance::DeviceRunner, console, model::cpu};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 use doyen_graph::testkit::{Case, Exceptions, Reference, Report, Runner, run};
-use std::{num::NonZeroUsize, path::PathBuf};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
 
 /// Run a folder of operator cases
 ///
@@ -25,18 +28,21 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
 
-    /// Cases that are skipped, with reasons
-    #[arg(long, value_name = "FILE", default_value = "conformance-exceptions.json")]
-    exceptions: PathBuf,
+    /// Cases that are skipped, with reasons [default: conformance-exceptions.json, if it is there]
+    #[arg(long, value_name = "FILE")]
+    exceptions: Option<PathBuf>,
 
     /// Threads of the CPU backend [default: the CPUs this process may use]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
+
+/// The file of exceptions of a source tree.
+const EXCEPTIONS: &str = "conformance-exceptions.json";
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Backend {
@@ -50,12 +56,11 @@ enum Backend {
 impl Args {
     pub(super) fn run(self) -> Result<Outcome> {
         let cases = Case::find(&self.dir)?;
-        ensure!(!cases.is_empty(), "{} has no cases (folders with a model.onnx)", self.dir.display());
-        let exceptions = if self.exceptions.exists() {
-            Exceptions::read(&self.exceptions)
-                .with_context(|| format!("cannot read the exceptions {}", self.exceptions.display()))?
-        } else {
-            Exceptions::default()
+        let path = self.exceptions.as_deref().or_else(|| Some(Path::new(EXCEPTIONS)).filter(|p| p.exists()));
+        let exceptions = match path {
+            Some(path) => Exceptions::read(path)
+                .with_context(|| format!("cannot read the exceptions {}", path.display()))?,
+            None => Exceptions::default(),
         };
         let runner: Box<dyn Runner> = match self.backend {
             Backend::Reference => Box::new(Reference),
@@ -63,9 +68,9 @@ impl Args {
         };
         let report = quietly(|| run(&cases, runner.as_ref(), &exceptions));
         if self.json {
-            println!("{:#}", report.to_json());
+            console::print(&format!("{:#}\n", report.to_json()))?;
         } else {
-            print!("{report}");
+            console::print(&report.to_string())?;
         }
         let failed = report.counts().failed > 0;
         Ok(if failed { Outcome::Different } else { Outcome::Done })

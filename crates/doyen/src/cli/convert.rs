@@ -2,14 +2,15 @@
 
 use super::Outcome;
 use crate::console;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use doyen_convert::{
     Options, Progress, Step, Target, convert,
     options::{Block, LayerOverride, Setting, Width},
 };
 use doyen_tensor::FloatType;
+use doyen_text::{Tokenizer, TokenizerFiles};
 use indicatif::ProgressBar;
-use std::path::PathBuf;
+use std::{fmt::Write, fs, path::PathBuf};
 
 /// Convert a Hugging Face checkpoint to an ONNX package
 ///
@@ -126,30 +127,45 @@ impl Args {
         options
     }
 
+    /// Refuses a tokenizer that no package could use. A file that is missing is the converter's to judge.
+    fn check_tokenizer(&self) -> Result<()> {
+        let read = |name: &str| fs::read(self.checkpoint.join(name)).ok();
+        let Some(tokenizer) = read("tokenizer.json") else { return Ok(()) };
+        Tokenizer::from_files(&TokenizerFiles {
+            tokenizer: &tokenizer,
+            config: read("tokenizer_config.json").as_deref(),
+            special_tokens_map: read("special_tokens_map.json").as_deref(),
+        })
+        .with_context(|| format!("cannot use the tokenizer of {}", self.checkpoint.display()))?;
+        Ok(())
+    }
+
     pub(super) fn run(self) -> Result<Outcome> {
+        self.check_tokenizer()?;
         let target = Target::new(&self.output).replace(self.force);
         let mut progress = Bar::new();
         let report = convert(&self.checkpoint, &target, &self.options(), &mut progress);
         progress.0.finish_and_clear();
         let report = report?;
         for notice in &report.notices {
-            eprintln!("note: {notice}");
+            console::say(format_args!("note: {notice}"));
         }
         if self.json {
             let parts: serde_json::Map<_, _> =
                 report.parts.iter().map(|(p, b)| (p.to_string(), b.0.into())).collect();
-            println!(
-                "{}",
-                serde_json::json!({
-                    "architecture": report.architecture, "package": self.output, "parts": parts,
-                    "data_file_bytes": report.data_file.0, "notices": report.notices,
-                })
-            );
+            let report = serde_json::json!({
+                "architecture": report.architecture, "package": self.output, "parts": parts,
+                "data_file_bytes": report.data_file.0, "notices": report.notices,
+            });
+            console::print(&format!("{report}\n"))?;
         } else {
+            let mut text = String::new();
             for (part, bytes) in &report.parts {
-                println!("{part:<14} {:>12}", bytes.to_string());
+                writeln!(text, "{part:<14} {:>12}", bytes.to_string())?;
             }
-            println!("{} written to {} ({})", report.architecture, self.output.display(), report.data_file);
+            let place = self.output.display();
+            writeln!(text, "{} written to {place} ({})", report.architecture, report.data_file)?;
+            console::print(&text)?;
         }
         Ok(Outcome::Done)
     }

@@ -24,11 +24,11 @@ pub struct Args {
     text: PathBuf,
 
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value = "512")]
+    #[arg(long, value_name = "N", default_value = "512", allow_negative_numbers = true)]
     window: NonZeroUsize,
 
     /// Score this many windows at most [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     windows: Option<NonZeroUsize>,
 
     /// Print one JSON object
@@ -42,7 +42,11 @@ impl Args {
         ensure!(window > 1, "--window must be at least 2: the first token of a window is not scored");
         let text = std::fs::read_to_string(&self.text)
             .with_context(|| format!("cannot read the text {}", self.text.display()))?;
-        self.model.context = self.model.context.or(Some(self.window));
+        let context = *self.model.context.get_or_insert(self.window);
+        ensure!(
+            self.window <= context,
+            "--window {window} does not fit --context {context}: give a window of at most {context}"
+        );
         let mut model = Model::load(&self.model, 1)?;
         let tokens = model.tokenizer.encode(&text).context("cannot tokenize the text")?;
         ensure!(tokens.len() > 1, "the text has {} tokens, at least 2 are needed", tokens.len());
@@ -56,34 +60,31 @@ impl Args {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        self.print(&scores, window, start.elapsed().as_secs_f64());
+        self.print(&scores, window, start.elapsed().as_secs_f64())?;
         Ok(Outcome::Done)
     }
 
-    fn print(&self, scores: &[Score], window: usize, seconds: f64) {
+    fn print(&self, scores: &[Score], window: usize, seconds: f64) -> Result<()> {
         let all = Score::total(scores);
         let accuracy = all.correct as f64 / all.tokens as f64;
         let rate = all.tokens as f64 / seconds;
         if self.json {
             let per_window: Vec<f64> = scores.iter().map(Score::mean).collect();
-            println!(
-                "{}",
-                serde_json::json!({
-                    "nll": all.mean(), "perplexity": all.mean().exp(), "tokens": all.tokens,
-                    "windows": scores.len(), "window": window, "top1_accuracy": accuracy,
-                    "window_nll": per_window, "seconds": seconds, "tok_s": rate,
-                })
-            );
-        } else {
-            println!(
-                "{:.6} nats/token, perplexity {:.4}, top-1 accuracy {accuracy:.4} over {} tokens in {} windows of \
-                 {window} ({rate:.0} tok/s)",
-                all.mean(),
-                all.mean().exp(),
-                all.tokens,
-                scores.len()
-            );
+            let result = serde_json::json!({
+                "nll": all.mean(), "perplexity": all.mean().exp(), "tokens": all.tokens,
+                "windows": scores.len(), "window": window, "top1_accuracy": accuracy,
+                "window_nll": per_window, "seconds": seconds, "tok_s": rate,
+            });
+            return console::print(&format!("{result}\n"));
         }
+        console::print(&format!(
+            "{:.6} nats/token, perplexity {:.4}, top-1 accuracy {accuracy:.4} over {} tokens in {} windows of {window} \
+             ({rate:.0} tok/s)\n",
+            all.mean(),
+            all.mean().exp(),
+            all.tokens,
+            scores.len()
+        ))
     }
 }
 
@@ -124,6 +125,10 @@ fn score(model: &mut Model, window: &[TokenId]) -> Result<Score> {
         score.tokens += 1;
         score.correct += usize::from(doyen_runtime::sample::argmax(logits) == *next);
     })?;
+    ensure!(
+        !score.nll.is_nan(),
+        "the model computes NaN on this text: its weights or scales are damaged; `doyen verify` shows the first node"
+    );
     Ok(score)
 }
 

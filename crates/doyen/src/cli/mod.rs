@@ -52,6 +52,8 @@ pub enum Outcome {
     Done,
     /// A check found a difference.
     Different,
+    /// Errors occurred that have been reported where they did.
+    Reported,
 }
 
 impl Cli {
@@ -69,6 +71,7 @@ impl Cli {
         match result {
             Ok(Outcome::Done) => ExitCode::SUCCESS,
             Ok(Outcome::Different) => ExitCode::from(1),
+            Ok(Outcome::Reported) => ExitCode::from(2),
             Err(error) => {
                 crate::console::report(&error);
                 ExitCode::from(2)

@@ -17,11 +17,11 @@ pub struct ModelArgs {
     pub package: Option<PathBuf>,
 
     /// Threads to compute with [default: the CPUs this process may use]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
 
     /// Positions a sequence can hold [default: the model's context length, at most 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
 
     /// How quantized products are computed
@@ -57,23 +57,23 @@ impl From<NumericsArg> for Numerics {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// 0 takes the likeliest token; higher is more varied
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
 
     /// Keep the K likeliest tokens (0: all)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
 
     /// Keep the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
 
     /// Drop tokens less likely than this share of the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
 
     /// Divide the logits of tokens already seen, prompt included (1: off)
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
 
     /// Subtract this per occurrence among the generated tokens
@@ -85,11 +85,19 @@ pub struct SamplingArgs {
     pub presence_penalty: Option<f32>,
 
     /// Seed of the random numbers; the same seed gives the same text
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
 
 impl SamplingArgs {
+    /// Refuses what no package could make right, before one is loaded.
+    ///
+    /// # Errors
+    /// Names the option, its range and what was found.
+    pub fn check(&self) -> Result<()> {
+        self.over(&SamplingParams::default()).validate().map_err(anyhow::Error::msg)
+    }
+
     /// The package's settings with the given ones in their place. Without a seed, a new one each time.
     pub fn over(&self, base: &SamplingParams) -> SamplingParams {
         SamplingParams {

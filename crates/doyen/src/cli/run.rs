@@ -5,12 +5,13 @@ use super::{
     options::{ModelArgs, PromptArgs, SamplingArgs},
 };
 use crate::{
+    console::{self, ReaderGone},
     generate::{Options, Stats, generate},
     model::{Message, Model, peak_memory},
 };
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use std::{io::Write, sync::atomic::AtomicBool};
+use std::sync::atomic::AtomicBool;
 
 /// Continue a prompt, or answer it
 ///
@@ -30,7 +31,7 @@ pub struct Args {
     prompt: PromptArgs,
 
     /// Tokens to generate at most
-    #[arg(short = 'n', long, value_name = "N", default_value = "256")]
+    #[arg(short = 'n', long, value_name = "N", default_value = "256", allow_negative_numbers = true)]
     max_new_tokens: std::num::NonZeroUsize,
 
     /// End the text at this string (may be given several times)
@@ -66,6 +67,7 @@ enum StatsFormat {
 
 impl Args {
     pub(super) fn run(self) -> Result<Outcome> {
+        self.sampling.check()?;
         let prompt = self.prompt.text()?;
         let mut model = Model::load(&self.model, 1)?;
         let prompt = if self.chat {
@@ -73,18 +75,23 @@ impl Args {
         } else {
             model.raw_prompt(&prompt)?
         };
+        ensure!(
+            !prompt.is_empty(),
+            "the prompt is empty, and this model's tokenizer puts no token before a text: give a text with -p TEXT or \
+             --file FILE, or pipe it in"
+        );
         let options = Options {
             max_new_tokens: Some(self.max_new_tokens.get()),
             sampling: self.sampling.over(&model.sampling),
             stop: self.stop,
         };
-        let mut stdout = std::io::stdout().lock();
-        let stats = generate(&mut model, prompt, &options, &AtomicBool::new(false), |text| {
-            stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
-        })?;
+        let stats = match generate(&mut model, prompt, &options, &AtomicBool::new(false), console::stream) {
+            Err(e) if e.is::<ReaderGone>() => return Ok(Outcome::Done),
+            result => result?,
+        };
         match self.stats {
-            StatsFormat::Text => eprintln!("\n{}", summary(&stats)),
-            StatsFormat::Json => eprintln!("{}", json(&stats)),
+            StatsFormat::Text => console::say(format_args!("\n{}", summary(&stats))),
+            StatsFormat::Json => console::say(json(&stats)),
             StatsFormat::None => {}
         }
         Ok(Outcome::Done)

@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use crate::{
+    console,
     inventory::{Inventory, Weight},
     model::{cpu, lowered, source},
 };
@@ -14,7 +15,7 @@ use doyen_graph::{
 use doyen_runtime::{Plan, PlanOptions};
 use doyen_tensor::ByteCount;
 use serde_json::json;
-use std::{path::PathBuf, sync::Arc};
+use std::{fmt::Write, path::PathBuf, sync::Arc};
 
 /// Show a package: architecture, weights, bytes, what runs
 ///
@@ -54,9 +55,9 @@ impl Args {
             Err(e) => Runs::No(describe(&e)),
         };
         if self.json {
-            println!("{:#}", to_json(&draft, &inventory, &runs, self.graph));
+            console::print(&format!("{:#}\n", to_json(&draft, &inventory, &runs, self.graph)))?;
         } else {
-            print(&draft, &inventory, &runs, self.graph);
+            console::print(&text(&draft, &inventory, &runs, self.graph)?)?;
         }
         Ok(Outcome::Done)
     }
@@ -88,38 +89,42 @@ fn plan(package: &Package) -> Runs {
     }
 }
 
-fn print(draft: &Draft, inventory: &Inventory, runs: &Runs, nodes: bool) {
+fn text(draft: &Draft, inventory: &Inventory, runs: &Runs, nodes: bool) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
     let m = &draft.manifest;
     let known = |v: Option<usize>| v.map_or_else(|| "?".to_owned(), |v| v.to_string());
-    println!("{}", draft.source.describe());
-    println!("model type      {}", m.model_type.as_deref().unwrap_or("? (no genai_config.json)"));
+    writeln!(out, "{}", draft.source.describe())?;
+    writeln!(out, "model type      {}", m.model_type.as_deref().unwrap_or("? (no genai_config.json)"))?;
     for (key, value) in draft.graph.metadata.iter().filter(|(k, _)| k.starts_with("doyen.")) {
-        println!("{:<15} {value}", key.trim_start_matches("doyen."));
+        writeln!(out, "{:<15} {value}", key.trim_start_matches("doyen."))?;
     }
-    println!("layers          {}", known(m.decoder.num_hidden_layers));
-    println!("hidden size     {}", known(m.decoder.hidden_size));
-    println!("vocabulary      {}", known(m.vocab_size));
-    println!("context length  {}", known(m.context_length));
-    println!("\nweights");
+    writeln!(out, "layers          {}", known(m.decoder.num_hidden_layers))?;
+    writeln!(out, "hidden size     {}", known(m.decoder.hidden_size))?;
+    writeln!(out, "vocabulary      {}", known(m.vocab_size))?;
+    writeln!(out, "context length  {}", known(m.context_length))?;
+    writeln!(out, "\nweights")?;
     for w in &inventory.weights {
-        println!("  {:<44} {:<28} {:>12}", w.name, w.format, w.bytes.to_string());
+        writeln!(out, "  {:<44} {:<28} {:>12}", w.name, w.format, w.bytes.to_string())?;
     }
-    println!("\ntotals");
+    writeln!(out, "\ntotals")?;
     for (kind, t) in &inventory.totals {
-        println!("  {:<44} {:<28} {:>12}", kind, t.format_text(), t.bytes.to_string());
+        writeln!(out, "  {:<44} {:<28} {:>12}", kind, t.format_text(), t.bytes.to_string())?;
     }
-    println!("  {:<73} {:>12}", "all constants", inventory.bytes.to_string());
+    writeln!(out, "  {:<73} {:>12}", "all constants", inventory.bytes.to_string())?;
     match runs {
         Runs::Yes(plan) => {
-            println!("\nKV bytes per token  {}", plan.ledger().kv_per_token());
-            println!("\nto run on the CPU with the whole context\n{}", plan.ledger());
+            writeln!(out, "\nKV bytes per token  {}", plan.ledger().kv_per_token())?;
+            writeln!(out, "\nto run on the CPU with the whole context\n{}", plan.ledger())?;
         }
-        Runs::No(why) => println!("\ncannot run: {why}"),
+        Runs::No(why) => writeln!(out, "\ncannot run: {why}")?,
     }
     if nodes {
-        println!("\ngraph");
-        draft.graph.nodes.iter().for_each(|n| println!("  {}", node_line(&draft.graph, n)));
+        writeln!(out, "\ngraph")?;
+        for node in &draft.graph.nodes {
+            writeln!(out, "  {}", node_line(&draft.graph, node))?;
+        }
     }
+    Ok(out)
 }
 
 fn node_line(graph: &Graph, node: &doyen_graph::ir::Node) -> String {

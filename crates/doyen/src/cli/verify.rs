@@ -3,19 +3,18 @@
 use super::{Outcome, options::NumericsArg};
 use crate::{
     console,
-    model::{cpu, lowered, source, tokenizer},
+    model::{cpu, lowered, open, tokenizer},
     verify::{
         Difference, golden,
         reference::{self, Recorded},
     },
 };
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use doyen_cpu::CpuDevice;
 use doyen_graph::{
     device::{Device, Numerics},
     lowered::Lowered,
-    package::Package,
 };
 use doyen_runtime::{Engine, Plan, PlanOptions};
 use doyen_tensor::{DType, TokenId};
@@ -50,7 +49,7 @@ pub struct Args {
     prompt: String,
 
     /// Tokens of the text that are used at most; the reference is slow
-    #[arg(long, value_name = "N", default_value = "24")]
+    #[arg(long, value_name = "N", default_value = "24", allow_negative_numbers = true)]
     tokens: NonZeroUsize,
 
     /// Only this mode [default: exact, then fast]
@@ -58,11 +57,11 @@ pub struct Args {
     numerics: Option<NumericsArg>,
 
     /// Largest absolute difference of a logit that is accepted [default: by mode and float type of the package]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tolerance: Option<f64>,
 
     /// Threads to compute with [default: the CPUs this process may use]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 
     /// Print one JSON object
@@ -82,8 +81,13 @@ enum Against {
 
 impl Args {
     pub(super) fn run(self) -> Result<Outcome> {
+        ensure!(
+            self.tolerance.is_none_or(|t| t >= 0.0),
+            "--tolerance: expected 0 or more, found {}",
+            self.tolerance.unwrap_or_default()
+        );
         let progress = console::spinner("reading the package");
-        let package = Package::open(source(self.package.as_deref())?)?;
+        let package = open(self.package.as_deref())?;
         let graph = Arc::new(lowered(&package)?);
         let device = cpu(self.threads)?;
         let modes = match self.numerics {
@@ -103,6 +107,7 @@ impl Args {
             let Against::Reference = self.against;
             progress.set_message("running the reference interpreter");
             let mut prompt: Vec<TokenId> = tokenizer(&package)?.encode(&self.prompt)?;
+            ensure!(!prompt.is_empty(), "the prompt is empty: give some text with --prompt");
             prompt.truncate(self.tokens.get());
             let recorded = reference::record(&package, &prompt)?;
             progress.set_message("running the CPU backend");
@@ -114,11 +119,9 @@ impl Args {
         progress.finish_and_clear();
         if self.json {
             let all: Vec<_> = checks.iter().map(|c| &c.json).collect();
-            println!("{:#}", json!({"device": device.describe(), "checks": all}));
+            console::print(&format!("{:#}\n", json!({"device": device.describe(), "checks": all})))?;
         } else {
-            for c in &checks {
-                print!("{}", c.text);
-            }
+            console::print(&checks.iter().map(|c| c.text.as_str()).collect::<String>())?;
         }
         Ok(if checks.iter().all(|c| c.ok) { Outcome::Done } else { Outcome::Different })
     }

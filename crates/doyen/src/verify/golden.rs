@@ -116,7 +116,9 @@ pub fn compare(engine: &mut Engine, golden: &Golden) -> Result<Outcome> {
             let expected = golden.prompt.len() * vocab;
             ensure!(
                 want.len() == expected,
-                "recorded logits: expected {expected} numbers, found {}",
+                "recorded logits of a prompt of {} tokens: expected {expected} numbers for a vocabulary of {vocab}, \
+                 found {}; was the file recorded from another model?",
+                golden.prompt.len(),
                 want.len()
             );
             let mut got = Vec::with_capacity(expected);

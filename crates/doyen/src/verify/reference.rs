@@ -53,7 +53,7 @@ pub struct Outcome {
 /// When an input of the graph has no meaning here, or an operator refuses.
 pub fn record(package: &Package, prompt: &[TokenId]) -> Result<Recorded> {
     let graph = &package.graph;
-    let feeds = feeds(graph, &package.ports, prompt)?;
+    let feeds = feeds(package, prompt)?;
     let named: Vec<(&str, Tensor)> = feeds.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
     let mut values = HashMap::new();
     let outputs = Interpreter::new(graph)
@@ -71,7 +71,8 @@ pub fn record(package: &Package, prompt: &[TokenId]) -> Result<Recorded> {
 }
 
 /// The graph's inputs for a first prompt at batch 1.
-fn feeds(graph: &Graph, ports: &LowerSpec, prompt: &[TokenId]) -> Result<Vec<(String, Tensor)>> {
+fn feeds(package: &Package, prompt: &[TokenId]) -> Result<Vec<(String, Tensor)>> {
+    let (graph, ports) = (&package.graph, &package.ports);
     let n = prompt.len();
     let ids: Vec<i64> = prompt.iter().map(|t| i64::from(t.0)).collect();
     let positions: Vec<i64> = (0..n as i64).collect();
@@ -89,7 +90,7 @@ fn feeds(graph: &Graph, ports: &LowerSpec, prompt: &[TokenId]) -> Result<Vec<(St
             let shape = if streams == 3 { vec![3, 1, n] } else { vec![1, n] };
             integers(dtype, shape, &positions.repeat(streams))?
         } else if let Some(capacity) = state_capacity(graph, ports, name) {
-            empty_state(&value.fact, capacity, name)?
+            empty_state(&value.fact, capacity, package.manifest.decoder.head_size, name)?
         } else {
             return Err(anyhow!("graph input {name:?}: nothing is known that could be given to it"));
         };
@@ -118,11 +119,19 @@ fn state_capacity(graph: &Graph, ports: &LowerSpec, name: &str) -> Option<usize>
     Some(sliding.unwrap_or(0))
 }
 
-/// A zero state at batch 1: the first extent is the batch, other extents that are not numbers are `rows`.
-fn empty_state(fact: &Fact, rows: usize, name: &str) -> Result<Tensor> {
+/// A zero state at batch 1: the first extent is the batch; of the others that are not numbers, the last is the head size
+/// (some exporters give it a name) and those between are `rows`.
+fn empty_state(fact: &Fact, rows: usize, head_size: Option<usize>, name: &str) -> Result<Tensor> {
     let dims = fact.shape.as_ref().ok_or_else(|| anyhow!("state {name:?} has no declared shape"))?;
-    let size = |(i, d): (usize, &Dim)| d.known().unwrap_or(if i == 0 { 1 } else { rows });
-    let shape: Vec<usize> = dims.iter().enumerate().map(size).collect();
+    let size = |(i, d): (usize, &Dim)| match d.known() {
+        Some(n) => Ok(n),
+        None if i == 0 => Ok(1),
+        None if i + 1 < dims.len() => Ok(rows),
+        None => head_size.ok_or_else(|| {
+            anyhow!("state {name:?}: its last axis is {d}, and genai_config.json has no model.decoder.head_size")
+        }),
+    };
+    let shape = dims.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?;
     let dtype = fact.dtype.ok_or_else(|| anyhow!("state {name:?} has no declared type"))?;
     let bytes = doyen_tensor::Shape::from(shape.clone()).bytes(dtype)?;
     Ok(Tensor::from_bytes(dtype, shape, vec![0u8; bytes].into())?)

@@ -10,14 +10,16 @@ use super::{
     run::summary,
 };
 use crate::{
-    generate::{End, Options, generate},
+    console::{self, ReaderGone},
+    generate::{End, Options, Stats, generate},
     model::Model,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use doyen_runtime::{EngineError, FinishReason};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use session::{Reply, Session};
 use std::{
-    io::{IsTerminal, Write},
+    io::IsTerminal,
     path::PathBuf,
     sync::{
         Arc,
@@ -44,7 +46,7 @@ pub struct Args {
     system: Option<String>,
 
     /// Tokens of an answer at most [default: to the end of the context]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     max_new_tokens: Option<std::num::NonZeroUsize>,
 
     /// End answers at this string (may be given several times)
@@ -57,6 +59,7 @@ pub struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<Outcome> {
+        self.sampling.check()?;
         let mut model = Model::load(&self.model, 1)?;
         model.require_template()?;
         let interrupt = Arc::new(AtomicBool::new(false));
@@ -69,50 +72,97 @@ impl Args {
         };
         let mut session = Session::new(self.system, options);
         let mut input = Input::new()?;
-        while let Some(message) = input.message()? {
-            match session.handle(&message) {
-                Reply::Quit => break,
-                Reply::Said(text) => eprintln!("{text}"),
-                Reply::Ask => turn(&mut model, &mut session, &interrupt)?,
-            }
-        }
+        let result = converse(&mut model, &mut session, &mut input, &interrupt);
         input.save();
-        Ok(Outcome::Done)
+        match result {
+            Err(e) if e.is::<ReaderGone>() => Ok(Outcome::Done),
+            // On a terminal the user has seen the error and gone on; a script has only the exit code.
+            Ok(Conversation::Refused) if !input.terminal => Ok(Outcome::Reported),
+            result => result.map(|_| Outcome::Done),
+        }
     }
 }
 
-/// Answers the conversation as it stands. A turn that fails is taken back, not the program down.
-fn turn(model: &mut Model, session: &mut Session, interrupt: &AtomicBool) -> Result<()> {
-    interrupt.store(false, Ordering::Relaxed);
-    let mut answer = String::new();
-    let prompt = match model.chat_prompt(session.messages()) {
-        Ok(p) => p,
-        Err(e) => {
-            session.take_back();
-            crate::console::report(&e);
-            return Ok(());
-        }
-    };
-    let options = session.options().clone();
-    let mut stdout = std::io::stdout().lock();
-    let result = generate(model, prompt, &options, interrupt, |text| {
-        answer.push_str(text);
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
-    });
-    writeln!(stdout)?;
-    match result {
-        Ok(stats) => {
-            session.answered(answer, stats);
-            if session.shows_stats() || stats.end == End::Interrupted {
-                eprintln!("[{}]", summary(&stats));
+/// How a conversation went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Conversation {
+    Well,
+    /// Some command or message was refused; the errors have been reported.
+    Refused,
+}
+
+fn converse(
+    model: &mut Model,
+    session: &mut Session,
+    input: &mut Input,
+    interrupt: &AtomicBool,
+) -> Result<Conversation> {
+    let mut conversation = Conversation::Well;
+    while let Some(message) = input.message()? {
+        let outcome = match session.handle(&message) {
+            Ok(Reply::Quit) => break,
+            Ok(Reply::Said(text)) => {
+                console::say(text);
+                Ok(())
             }
-        }
-        Err(e) => {
-            session.take_back();
-            crate::console::report(&e);
+            Ok(Reply::Ask) => turn(model, session, interrupt),
+            Err(e) => Err(e),
+        };
+        match outcome {
+            Err(e) if e.is::<ReaderGone>() => return Err(e),
+            Err(e) => {
+                console::report(&e);
+                conversation = Conversation::Refused;
+            }
+            Ok(()) => {}
         }
     }
-    Ok(())
+    Ok(conversation)
+}
+
+/// Answers the conversation as it stands. The message of a turn that fails is taken back.
+fn turn(model: &mut Model, session: &mut Session, interrupt: &AtomicBool) -> Result<()> {
+    interrupt.store(false, Ordering::Relaxed);
+    match answer(model, session, interrupt) {
+        Ok((text, stats)) => {
+            session.answered(text, stats);
+            if stats.end == End::Engine(FinishReason::Context) {
+                console::say(format_args!(
+                    "[the context of {} positions is full, the answer is cut short: /reset starts over]",
+                    model.engine.limits().context
+                ));
+            }
+            if session.shows_stats() || stats.end == End::Interrupted {
+                console::say(format_args!("[{}]", summary(&stats)));
+            }
+            Ok(())
+        }
+        Err(e) => {
+            session.take_back();
+            Err(match e.downcast_ref::<EngineError>() {
+                Some(EngineError::PromptTooLong { prompt, context }) => anyhow!(
+                    "the conversation has {prompt} tokens with this message, the context holds {context}; the message \
+                     was not sent: /reset starts over (/save FILE keeps the conversation), or start the chat with a \
+                     longer --context"
+                ),
+                _ => e,
+            })
+        }
+    }
+}
+
+/// Streams the answer to stdout, a line's end after it.
+fn answer(model: &mut Model, session: &Session, interrupt: &AtomicBool) -> Result<(String, Stats)> {
+    let prompt = model.chat_prompt(session.messages())?;
+    let mut text = String::new();
+    let result = generate(model, prompt, session.options(), interrupt, |piece| {
+        text.push_str(piece);
+        console::stream(piece)
+    });
+    if result.is_ok() || !text.is_empty() {
+        console::stream("\n")?;
+    }
+    Ok((text, result?))
 }
 
 /// Messages from the terminal (with editing and history) or from a pipe.
@@ -138,7 +188,7 @@ impl Input {
         loop {
             match self.editor.readline(if self.terminal { prompt } else { "" }) {
                 Ok(line) => return Ok(Some(line)),
-                Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /quit to leave)"),
+                Err(ReadlineError::Interrupted) => console::say("(Ctrl-D or /quit to leave)"),
                 Err(ReadlineError::Eof) => return Ok(None),
                 Err(e) => return Err(e).context("cannot read the terminal"),
             }
@@ -186,7 +236,7 @@ impl Input {
                 let _ = std::fs::create_dir_all(dir);
             }
             if let Err(e) = self.editor.save_history(path) {
-                eprintln!("the history was not saved to {}: {e}", path.display());
+                console::say(format_args!("the history was not saved to {}: {e}", path.display()));
             }
         }
     }

@@ -6,7 +6,10 @@ use crate::{
     model::Message,
 };
 use anyhow::{Context, Result};
-use std::path::Path;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 const HELP: &str = "\
 /help                 this list
@@ -78,13 +81,16 @@ impl Session {
     }
 
     /// Takes a line: a command or a message.
-    pub(super) fn handle(&mut self, line: &str) -> Reply {
-        let Some(command) = line.strip_prefix('/') else { return self.ask(line) };
+    ///
+    /// # Errors
+    /// When the command is not known, or what it was given is of no use to it; nothing has changed then.
+    pub(super) fn handle(&mut self, line: &str) -> Result<Reply> {
+        let Some(command) = line.strip_prefix('/') else { return Ok(self.ask(line)) };
         if command.starts_with('/') {
-            return self.ask(command);
+            return Ok(self.ask(command));
         }
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        self.command(name, rest.trim()).unwrap_or_else(|e| Reply::Said(format!("{e:#}")))
+        self.command(name, rest.trim())
     }
 
     fn ask(&mut self, message: &str) -> Reply {
@@ -120,13 +126,13 @@ impl Session {
     fn save(&self, path: &Path) -> Result<Reply> {
         anyhow::ensure!(!path.as_os_str().is_empty(), "usage: /save FILE");
         let text = serde_json::to_string_pretty(&self.messages)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+        write_whole(path, &(text + "\n")).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Reply::Said(format!("{} messages saved to {}", self.messages.len(), path.display())))
     }
 
     fn load(&mut self, path: &Path) -> Result<Reply> {
         anyhow::ensure!(!path.as_os_str().is_empty(), "usage: /load FILE");
-        let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         self.messages = serde_json::from_slice(&text)
             .with_context(|| format!("{} is not a saved conversation", path.display()))?;
         Ok(Reply::Said(format!("{} messages loaded", self.messages.len())))
@@ -186,6 +192,22 @@ impl Session {
     }
 }
 
+/// Replaces a file by one that is complete, or leaves it as it was; what is no file (a pipe, say) is written to.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let path = match fs::canonicalize(path) {
+        Ok(existing) if !existing.is_file() => return fs::write(existing, text),
+        Ok(existing) => existing,
+        Err(_) => path.to_owned(),
+    };
+    let mut part = path.clone().into_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    fs::write(&part, text).and_then(|()| fs::rename(&part, &path)).inspect_err(|_| {
+        // What is left of it is of no use.
+        let _ = fs::remove_file(&part);
+    })
+}
+
 fn parse<T: std::str::FromStr>(name: &str, value: &str) -> Result<T>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
@@ -205,16 +227,20 @@ mod tests {
 
     fn said(session: &mut Session, line: &str) -> String {
         match session.handle(line) {
-            Reply::Said(text) => text,
+            Ok(Reply::Said(text)) => text,
             other => panic!("{line}: {other:?}"),
         }
+    }
+
+    fn refused(session: &mut Session, line: &str) -> String {
+        format!("{:#}", session.handle(line).unwrap_err())
     }
 
     #[test]
     fn messages_and_escaped_slashes_are_asked() {
         let mut s = session();
-        assert_eq!(s.handle("hello"), Reply::Ask);
-        assert_eq!(s.handle("//etc/hosts"), Reply::Ask);
+        assert_eq!(s.handle("hello").unwrap(), Reply::Ask);
+        assert_eq!(s.handle("//etc/hosts").unwrap(), Reply::Ask);
         assert_eq!(s.messages()[2].content, "/etc/hosts");
         said(&mut s, "/reset");
         assert_eq!(s.messages().len(), 1);
@@ -226,24 +252,24 @@ mod tests {
     fn settings_are_checked_before_they_are_taken() {
         let mut s = session();
         assert_eq!(said(&mut s, "/set top-p 0.5"), "top-p is 0.5");
-        assert!(said(&mut s, "/set top-p 2").contains("top-p: expected above 0, at most 1, found 2"));
-        assert!(said(&mut s, "/set top-k x").contains("top-k cannot be \"x\""));
+        assert!(refused(&mut s, "/set top-p 2").contains("top-p: expected above 0, at most 1, found 2"));
+        assert!(refused(&mut s, "/set top-k x").contains("top-k cannot be \"x\""));
         assert!(said(&mut s, "/set").contains("top-p 0.5"));
-        assert!(said(&mut s, "/nope").contains("/help"));
+        assert!(refused(&mut s, "/nope").contains("/help"));
     }
 
     #[test]
     fn conversations_survive_the_disk() {
         let path = std::env::temp_dir().join(format!("doyen-chat-{}.json", std::process::id()));
         let mut s = session();
-        s.handle("one\ntwo");
+        s.handle("one\ntwo").unwrap();
         said(&mut s, &format!("/save {}", path.display()));
         let before = s.messages().to_vec();
         said(&mut s, "/system");
         said(&mut s, &format!("/load {}", path.display()));
         assert_eq!(s.messages(), before);
         std::fs::write(&path, "{}").unwrap();
-        assert!(said(&mut s, &format!("/load {}", path.display())).contains("not a saved conversation"));
+        assert!(refused(&mut s, &format!("/load {}", path.display())).contains("not a saved conversation"));
         assert_eq!(s.messages(), before);
         std::fs::remove_file(path).unwrap();
     }
