@@ -123,7 +123,9 @@ impl TensorFile {
 
 /// What is wrong with a header that was refused, by tensor: the crate that refuses it names none, or any.
 fn diagnosis(header: &[u8], refusal: &serde_json::Error) -> String {
-    let Ok(entries) = serde_json::from_slice::<serde_json::Map<_, _>>(header) else { return refusal.to_string() };
+    let Ok(entries) = serde_json::from_slice::<serde_json::Map<_, _>>(header) else {
+        return refusal.to_string();
+    };
     let mut ranges = Vec::new();
     for (name, entry) in entries.iter().filter(|(name, _)| *name != "__metadata__") {
         let info: TensorInfo = match serde_json::from_value(entry.clone()) {

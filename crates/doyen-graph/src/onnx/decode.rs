@@ -42,7 +42,10 @@ const MAX_NODE_ERRORS: usize = 64;
 pub fn decode(model: Bytes, files: &dyn ExternalFiles) -> Result<Graph, DecodeError> {
     guard::check(&model)?;
     let model = ModelProto::decode(model).map_err(|e| DecodeError::Protobuf(e.to_string()))?;
-    let proto = model.graph.as_ref().ok_or_else(|| DecodeError::Model("the file holds no graph; is it empty or truncated?".into()))?;
+    let proto = model
+        .graph
+        .as_ref()
+        .ok_or_else(|| DecodeError::Model("the file holds no graph; is it empty or truncated?".into()))?;
     let ir = model.ir_version();
     if ir < 1 {
         return Err(DecodeError::Model(format!("the model's IR version is {ir}; is this an ONNX file?")));

@@ -128,7 +128,9 @@ fn empty_state(fact: &Fact, rows: usize, head_size: Option<usize>, name: &str) -
         None if i == 0 => Ok(1),
         None if i + 1 < dims.len() => Ok(rows),
         None => head_size.ok_or_else(|| {
-            anyhow!("state {name:?}: its last axis is {d}, and genai_config.json has no model.decoder.head_size")
+            anyhow!(
+                "state {name:?}: its last axis is {d}, and genai_config.json has no model.decoder.head_size"
+            )
         }),
     };
     let shape = dims.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?;

@@ -46,9 +46,20 @@ fn the_conversation_is_remembered_saved_and_loaded() {
 #[test]
 fn settings_and_statistics() {
     let place = Place::package();
-    let run = chat(&place, &[], "/set max-new-tokens 2\n/set\n/stats on\nhello\n/set temperature 9\n/set seed 3\nhello\n");
+    let run = chat(
+        &place,
+        &[],
+        "/set max-new-tokens 2\n/set\n/stats on\nhello\n/set temperature 9\n/set seed 3\nhello\n",
+    );
     run.ok();
-    run.says(&["max-new-tokens is 2", "temperature 0", "stats on", "2 generated", "temperature is 9", "seed is 3"]);
+    run.says(&[
+        "max-new-tokens is 2",
+        "temperature 0",
+        "stats on",
+        "2 generated",
+        "temperature is 9",
+        "seed is 3",
+    ]);
 }
 
 #[test]
@@ -102,7 +113,10 @@ fn a_full_context_says_what_to_do() {
     let run = chat(&place, &["--context", "64"], &format!("{long}\nhello\n"));
     assert_eq!(run.code, Some(2), "{run:?}");
     run.says(&["the conversation has ", "the context holds 64", "not sent", "/reset", "--context"]);
-    assert!(!run.stdout.is_empty(), "the message that was refused is forgotten, the next one answered: {run:?}");
+    assert!(
+        !run.stdout.is_empty(),
+        "the message that was refused is forgotten, the next one answered: {run:?}"
+    );
 
     let run = chat(&place, &["--context", "24"], "/set max-new-tokens 1000\nhello\n");
     run.ok();

@@ -11,10 +11,16 @@ use tempfile::TempDir;
 
 /// A file of the shared test data.
 pub fn shared(path: &str) -> PathBuf {
-    let root = std::env::var_os("DOYEN_SHARED")
-        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")), PathBuf::from);
+    let root = std::env::var_os("DOYEN_SHARED").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
+        PathBuf::from,
+    );
     let path = root.join(path);
-    assert!(path.exists(), "{} is missing: set DOYEN_SHARED to the folder of shared test data", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: set DOYEN_SHARED to the folder of shared test data",
+        path.display()
+    );
     path
 }
 
@@ -91,7 +97,8 @@ impl Run {
         for alarm in ["panicked", "RUST_BACKTRACE", "stack overflow", "memory allocation"] {
             assert!(!self.stderr.contains(alarm), "{self:#?}");
         }
-        let lines: Vec<&str> = self.stderr.lines().filter_map(|l| l.trim().strip_prefix("caused by: ")).collect();
+        let lines: Vec<&str> =
+            self.stderr.lines().filter_map(|l| l.trim().strip_prefix("caused by: ")).collect();
         for (i, line) in lines.iter().enumerate() {
             let before = self.stderr.lines().take(i + 1);
             assert!(!before.into_iter().any(|l| l.ends_with(line)), "said twice: {self:#?}");

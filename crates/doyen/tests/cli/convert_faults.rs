@@ -78,7 +78,9 @@ fn overlapping_and_overflowing_ranges() {
         [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &whole[8 + len..]].concat()
     };
     let norm = "model.norm.weight";
-    let range = |h: &mut serde_json::Value, from: u64, to: u64| h[norm]["data_offsets"] = serde_json::json!([from, to]);
+    let range = |h: &mut serde_json::Value, from: u64, to: u64| {
+        h[norm]["data_offsets"] = serde_json::json!([from, to]);
+    };
     let real = header[norm]["data_offsets"].clone();
     let (from, to) = (real[0].as_u64().unwrap(), real[1].as_u64().unwrap());
     for (start, end) in [(from + 2, to + 2), (from, u64::MAX), (u64::MAX - 1, u64::MAX), (to, from)] {
@@ -95,15 +97,27 @@ fn wrong_shapes_and_configurations() {
     config(&place, "\"hidden_size\": 96", "\"hidden_size\": 48");
     refused(&place, &["expected shape", "found"]);
     for (from, to, words) in [
-        ("LlamaForCausalLM", "MysteryForCausalLM", &["MysteryForCausalLM", "known are", "Qwen3MoeForCausalLM"][..]),
+        (
+            "LlamaForCausalLM",
+            "MysteryForCausalLM",
+            &["MysteryForCausalLM", "known are", "Qwen3MoeForCausalLM"][..],
+        ),
         ("\"silu\"", "\"relu7\"", &["hidden_act", "relu7", "silu"]),
-        ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4", &["model.layers.3", "not in the checkpoint"]),
+        (
+            "\"num_hidden_layers\": 3",
+            "\"num_hidden_layers\": 4",
+            &["model.layers.3", "not in the checkpoint"],
+        ),
         ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 900000000000", &["num_hidden_layers"]),
         ("\"num_attention_heads\": 6", "\"num_attention_heads\": 0", &["num_attention_heads", "0"]),
         ("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 5", &["num_key_value_heads", "5"]),
         ("\"vocab_size\": 1024", "\"vocab_size\": -5", &["vocab_size", "-5"]),
         ("\"hidden_size\": 96", "\"hidden_size\": \"wide\"", &["hidden_size", "wide"]),
-        ("\"max_position_embeddings\": ", "\"max_position_embeddings\": 9000000000000000", &["max_position_embeddings"]),
+        (
+            "\"max_position_embeddings\": ",
+            "\"max_position_embeddings\": 9000000000000000",
+            &["max_position_embeddings"],
+        ),
         ("\"rope_type\": \"llama3\"", "\"rope_type\": \"spiral\"", &["spiral"]),
     ] {
         let place = Place::checkpoint();
@@ -175,7 +189,8 @@ fn options_that_make_no_sense() {
 fn targets_that_are_taken() {
     let place = Place::checkpoint();
     doyen(["convert", place.arg(), "-o", "/nowhere/deep/out"]).refused(&["/nowhere/deep"]);
-    doyen(["convert", place.arg(), "-o", place.arg(), "--force"]).refused(&["holds", "not part of a package"]);
+    doyen(["convert", place.arg(), "-o", place.arg(), "--force"])
+        .refused(&["holds", "not part of a package"]);
     fs::write(place.beside("out"), "mine").unwrap();
     convert(&place, &["--force"]).refused(&["not a folder"]);
     assert_eq!(fs::read_to_string(place.beside("out")).unwrap(), "mine");
@@ -236,7 +251,8 @@ fn a_folder_that_may_not_be_written() {
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).unwrap();
     // The superuser may write anywhere; then there is nothing to refuse.
     if fs::write(locked.join("probe"), "").is_err() {
-        doyen(["convert", place.arg(), "-o", locked.join("out").to_str().unwrap()]).refused(&["locked", "denied"]);
+        doyen(["convert", place.arg(), "-o", locked.join("out").to_str().unwrap()])
+            .refused(&["locked", "denied"]);
     }
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -22,7 +22,10 @@ fn missing_files() {
     doyen(["run", place.path.join("model.onnx").to_str().unwrap(), "-p", "x"]).refused(&["directory"]);
 
     fs::remove_file(place.path.join("model.onnx.data")).unwrap();
-    refused(&place, &["model.onnx", "\"model.onnx.data\" is missing", "model.embed_tokens.weight", place.arg()]);
+    refused(
+        &place,
+        &["model.onnx", "\"model.onnx.data\" is missing", "model.embed_tokens.weight", place.arg()],
+    );
     doyen(["show", place.arg()]).refused(&["\"model.onnx.data\" is missing"]);
     fs::remove_file(place.path.join("model.onnx")).unwrap();
     refused(&place, &["\"model.onnx\" is missing", place.arg()]);
@@ -104,7 +107,8 @@ fn ranges_that_overflow_or_end_beyond_the_file() {
     // The entry {key: "offset", value: "393600"} of one tensor, as protobuf fields 1 and 2.
     for to in ["999999", "-99999", "39x600", "1e9999"] {
         let place = Place::package();
-        place.edit("model.onnx", |b| replace(b, "offset\u{12}\u{6}393600", &format!("offset\u{12}\u{6}{to}")));
+        place
+            .edit("model.onnx", |b| replace(b, "offset\u{12}\u{6}393600", &format!("offset\u{12}\u{6}{to}")));
         refused(&place, &["model.onnx", "cos_cache"]);
     }
     let place = Place::package();
@@ -171,7 +175,11 @@ fn manifests_that_lie() {
         ("\"filename\": \"model.onnx\"", "\"filename\": \"../package/model.onnx\"", &["goes up with .."]),
         ("\"filename\": \"model.onnx\"", "\"filename\": \"other.onnx\"", &["\"other.onnx\" is missing"]),
         ("\"repetition_penalty\": 1.0", "\"repetition_penalty\": 0", &["repetition penalty", "0"]),
-        ("\"logits\": \"logits\"", "\"logits\": \"lowits\"", &["model.decoder.outputs.logits", "lowits", "present.2.value"]),
+        (
+            "\"logits\": \"logits\"",
+            "\"logits\": \"lowits\"",
+            &["model.decoder.outputs.logits", "lowits", "present.2.value"],
+        ),
         ("\"eos_token_id\": 2", "\"eos_token_id\": 1024", &["end token 1024", "vocabulary of 1024"]),
     ] {
         let place = Place::package();

@@ -26,7 +26,10 @@ fn eval_scores_windows() {
     assert!((two["perplexity"].as_f64().unwrap() - mean.exp()).abs() < 1e-6 * mean.exp());
     let line = doyen([&base[..], &["--windows", "1"]].concat());
     assert_eq!(line.ok().lines().count(), 1);
-    assert!(line.stdout.contains("nats/token, perplexity ") && line.stdout.contains("in 1 windows of 16"), "{line:?}");
+    assert!(
+        line.stdout.contains("nats/token, perplexity ") && line.stdout.contains("in 1 windows of 16"),
+        "{line:?}"
+    );
 }
 
 #[test]
@@ -52,14 +55,22 @@ fn eval_refuses_what_it_cannot_score() {
 fn show_accounts_for_every_byte() {
     for (package, data) in [
         (None, concat!(env!("CARGO_MANIFEST_DIR"), "/builtin/model.onnx.data").into()),
-        (Some("goldens/llama/package-genai-int4"), shared("goldens/llama/package-genai-int4/model.onnx.data")),
-        (Some("goldens/qwen3_moe/package-mobius"), shared("goldens/qwen3_moe/package-mobius/model.onnx.data")),
+        (
+            Some("goldens/llama/package-genai-int4"),
+            shared("goldens/llama/package-genai-int4/model.onnx.data"),
+        ),
+        (
+            Some("goldens/qwen3_moe/package-mobius"),
+            shared("goldens/qwen3_moe/package-mobius/model.onnx.data"),
+        ),
     ] {
         let path = package.map(|p| shared(p).to_str().unwrap().to_owned());
         let shown = json(&["show"].into_iter().chain(path.as_deref()).chain(["--json"]).collect::<Vec<_>>());
-        let sum = |v: &Value| v.as_object().unwrap().values().map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>();
+        let sum =
+            |v: &Value| v.as_object().unwrap().values().map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>();
         let (totals, bytes) = (sum(&shown["totals"]), shown["bytes"].as_u64().unwrap());
-        let weights = shown["weights"].as_array().unwrap().iter().map(|w| w["bytes"].as_u64().unwrap()).sum::<u64>();
+        let weights =
+            shown["weights"].as_array().unwrap().iter().map(|w| w["bytes"].as_u64().unwrap()).sum::<u64>();
         let file = fs::metadata(&data).unwrap().len();
         assert_eq!(weights, totals, "{package:?}");
         // Constants inside model.onnx (shapes, axes) count as well; the file has gaps from aligning tensors.
@@ -76,13 +87,18 @@ fn show_accounts_for_every_byte() {
 fn show_tells_the_experts_of_the_built_in_model_apart() {
     let shown = doyen(["show"]);
     let text = shown.ok();
-    for part in ["experts fc1", "experts fc2", "context length  1024", "KV bytes per token", "layers          8"] {
+    for part in
+        ["experts fc1", "experts fc2", "context length  1024", "KV bytes per token", "layers          8"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let by_kind = json(&["show", "--json"]);
     for kind in ["experts fc1", "experts fc2"] {
         let formats = by_kind["totals"][kind]["formats"].as_array().unwrap();
-        assert!(!formats.is_empty() && formats.iter().all(|f| f.as_str().unwrap().starts_with("int")), "{by_kind}");
+        assert!(
+            !formats.is_empty() && formats.iter().all(|f| f.as_str().unwrap().starts_with("int")),
+            "{by_kind}"
+        );
         let each = by_kind["weights"].as_array().unwrap().iter().filter(|w| w["kind"] == kind).count();
         assert_eq!(each, 8, "one of each layer");
     }
@@ -102,12 +118,16 @@ fn verify_judges_by_the_tolerance() {
     let bad = verify(&["--tolerance", "1e-9", "--json", "--numerics", "fast"]);
     assert_eq!(bad.code, Some(1));
     let report: Value = serde_json::from_str(&bad.stdout).unwrap();
-    assert_eq!((&report["checks"][0]["ok"], &report["checks"][0]["numerics"]), (&false.into(), &"fast".into()));
+    assert_eq!(
+        (&report["checks"][0]["ok"], &report["checks"][0]["numerics"]),
+        (&false.into(), &"fast".into())
+    );
     for (value, words) in [("-1", "tolerance"), ("nan", "tolerance"), ("x", "tolerance")] {
         verify(&["--tolerance", value]).refused(&[words]);
     }
     verify(&["--golden", "/nowhere.safetensors"]).refused(&["/nowhere.safetensors"]);
-    verify(&["--golden", place.path.join("genai_config.json").to_str().unwrap()]).refused(&["genai_config.json", "safetensors"]);
+    verify(&["--golden", place.path.join("genai_config.json").to_str().unwrap()])
+        .refused(&["genai_config.json", "safetensors"]);
     let other = shared("goldens/docmoe/golden.safetensors");
     verify(&["--golden", other.to_str().unwrap()]).refused(&["vocabulary of 1024", "another model"]);
     verify(&["--prompt", ""]).refused(&["prompt", "empty"]);
@@ -155,7 +175,9 @@ fn conformance_counts_and_fails() {
     assert_eq!(bad.stdout.lines().last(), Some(last.as_str()), "{bad:?}");
     assert!(bad.stdout.contains(wrong) && bad.stdout.contains("broken"), "{bad:?}");
     let exceptions = place.beside("exceptions.json");
-    let text = format!(r#"{{"exceptions": [{{"case": "{wrong}", "reason": "known"}}, {{"case": "bro*", "reason": "too"}}]}}"#);
+    let text = format!(
+        r#"{{"exceptions": [{{"case": "{wrong}", "reason": "known"}}, {{"case": "bro*", "reason": "too"}}]}}"#
+    );
     fs::write(&exceptions, text).unwrap();
     let skipped = run(&["--exceptions", exceptions.to_str().unwrap()]);
     assert!(skipped.ok().lines().last().unwrap().ends_with("0 failed, 2 skipped"), "{skipped:?}");
@@ -172,8 +194,12 @@ fn help_has_examples_and_mistakes_have_suggestions() {
     for verb in ["run", "chat", "convert", "eval", "show", "verify", "conformance"] {
         let help = doyen([verb, "--help"]);
         let text = help.ok();
-        let examples = text.split("Examples:").nth(1).unwrap_or_else(|| panic!("{verb} has no examples: {text}"));
-        assert!(examples.lines().filter(|l| l.contains(&format!("doyen {verb}"))).count() >= 2, "{verb}: {examples}");
+        let examples =
+            text.split("Examples:").nth(1).unwrap_or_else(|| panic!("{verb} has no examples: {text}"));
+        assert!(
+            examples.lines().filter(|l| l.contains(&format!("doyen {verb}"))).count() >= 2,
+            "{verb}: {examples}"
+        );
         let line = text.lines().next().unwrap();
         assert!(!line.ends_with('.') && line.len() > 10, "{verb}: {line}");
         doyen([verb, "--hepl"]).refused(&["--hepl", "--help"]);

@@ -29,7 +29,8 @@ fn stdout_is_the_text_and_stderr_the_summary() {
 fn a_seed_gives_the_same_text() {
     let place = Place::package();
     let draw = |seed: &str, threads: &str| {
-        let args = ["-p", "one two", "-n", "12", "--temperature", "1.5", "--seed", seed, "--threads", threads];
+        let args =
+            ["-p", "one two", "-n", "12", "--temperature", "1.5", "--seed", seed, "--threads", threads];
         small(&place, &args).ok().to_owned()
     };
     let text = draw("7", "1");
@@ -47,7 +48,9 @@ fn stats_as_json_are_the_last_line() {
     let json: serde_json::Value = serde_json::from_str(last).unwrap();
     assert_eq!(json["generated_tokens"], 3);
     assert_eq!(json["finish_reason"], "length");
-    for key in ["prompt_tokens", "prompt_ms", "prompt_tok_s", "decode_ms", "decode_tok_s", "peak_memory_bytes"] {
+    for key in
+        ["prompt_tokens", "prompt_ms", "prompt_tok_s", "decode_ms", "decode_tok_s", "peak_memory_bytes"]
+    {
         assert!(json[key].is_number(), "{key}: {json}");
     }
     assert!(run.stderr.contains("kv cache"), "-v prints the ledger: {}", run.stderr);
@@ -140,7 +143,8 @@ fn options_out_of_range() {
     ] {
         doyen(["run", "-p", "x"].iter().chain(args)).refused(words);
     }
-    let extremes = ["run", "-p", "x", "-n", "2", "--temperature", "1e30", "--top-k", "99999999", "--top-p", "1e-30"];
+    let extremes =
+        ["run", "-p", "x", "-n", "2", "--temperature", "1e30", "--top-k", "99999999", "--top-p", "1e-30"];
     doyen(extremes).ok();
     doyen(["run", "-p", "x", "-n", "2", "--temperature", "1e-38", "--seed", "1"]).ok();
 }

@@ -268,9 +268,9 @@ mod tests {
         said(&mut s, "/system");
         said(&mut s, &format!("/load {}", path.display()));
         assert_eq!(s.messages(), before);
-        std::fs::write(&path, "{}").unwrap();
+        fs::write(&path, "{}").unwrap();
         assert!(refused(&mut s, &format!("/load {}", path.display())).contains("not a saved conversation"));
         assert_eq!(s.messages(), before);
-        std::fs::remove_file(path).unwrap();
+        fs::remove_file(path).unwrap();
     }
 }

@@ -1,0 +1,172 @@
+//! Models whose outputs others have computed: converted here and run on the CPU, or in packages of other producers.
+
+use doyen::{
+    model,
+    verify::golden::{self, Outcome},
+};
+use doyen_graph::device::Numerics;
+use doyen_runtime::{Engine, Plan, PlanOptions};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+fn shared(path: &str) -> PathBuf {
+    let root = std::env::var_os("DOYEN_SHARED").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
+        PathBuf::from,
+    );
+    let path = root.join(path);
+    assert!(
+        path.exists(),
+        "{} is missing: set DOYEN_SHARED to the folder of shared test data",
+        path.display()
+    );
+    path
+}
+
+fn doyen(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_doyen")).args(args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Converts a checkpoint as it is, in float32.
+fn plain(checkpoint: &Path) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let package = dir.path().join("package");
+    let (from, to) = (checkpoint.to_str().unwrap(), package.to_str().unwrap());
+    doyen(&["convert", from, "-o", to, "--float", "--dtype", "f32"]);
+    (dir, package)
+}
+
+fn outcomes(package: &Path, recorded: &Path, numerics: Numerics) -> Vec<Outcome> {
+    let package = model::open(Some(package)).unwrap();
+    let graph = Arc::new(model::lowered(&package).unwrap());
+    let device = model::cpu(None).unwrap();
+    let goldens = golden::read(recorded).unwrap();
+    let longest = |g: &golden::Golden| g.prompt.len() + g.greedy.as_ref().map_or(0, Vec::len) + 1;
+    let context = goldens.iter().map(longest).max().unwrap();
+    let plan =
+        Plan::new(graph, &device, &PlanOptions { context, numerics, ..PlanOptions::default() }).unwrap();
+    let mut engine = Engine::new(&plan, &device).unwrap();
+    goldens.iter().map(|g| golden::compare(&mut engine, g).unwrap()).collect()
+}
+
+/// All logits within `tolerance`, all greedy tokens equal.
+fn agrees(package: &Path, recorded: &Path, numerics: Numerics, tolerance: f64) {
+    let outcomes = outcomes(package, recorded, numerics);
+    assert!(outcomes.len() >= 3, "{} prompts", outcomes.len());
+    for (k, o) in outcomes.iter().enumerate() {
+        let logits = o.logits.expect("logits are recorded");
+        assert!(logits.max_abs <= tolerance && logits.rows == o.prompt, "prompt {k}: {logits:?}");
+        assert!(o.greedy_tokens >= 24 && o.greedy.is_none(), "prompt {k}: {:?}", o.greedy);
+    }
+}
+
+/// A checkpoint converted in float32 gives the logits of the model it was made of.
+fn converted(name: &str) {
+    let (_dir, package) = plain(&shared(&format!("goldens/{name}/checkpoint")));
+    agrees(&package, &shared(&format!("goldens/{name}/golden.safetensors")), Numerics::Exact, 2e-4);
+}
+
+#[test]
+fn llama() {
+    converted("llama");
+}
+
+#[test]
+fn qwen3_moe() {
+    converted("qwen3_moe");
+}
+
+#[test]
+fn qwen3_moe_tied() {
+    converted("qwen3_moe_tied");
+}
+
+#[test]
+fn docmoe_and_its_held_out_loss() {
+    let (_dir, package) = plain(&shared("models/docmoe-hf"));
+    agrees(&package, &shared("goldens/docmoe/golden.safetensors"), Numerics::Exact, 2e-4);
+
+    let expected: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(shared("goldens/docmoe/heldout.json")).unwrap()).unwrap();
+    let text = shared("models/docmoe-hf/heldout.txt");
+    let args = ["--text", text.to_str().unwrap(), "--windows", "2", "--numerics", "exact", "--json"];
+    let report = doyen(&[&["eval", package.to_str().unwrap()][..], &args].concat());
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let windows = report["window_nll"].as_array().unwrap();
+    assert_eq!((windows.len(), &report["window"]), (2, &expected["window"]));
+    for (got, want) in windows.iter().zip(expected["window_nll"].as_array().unwrap()) {
+        let difference = (got.as_f64().unwrap() - want.as_f64().unwrap()).abs();
+        assert!(difference <= 1e-4, "got {got}, expected {want}");
+    }
+}
+
+#[test]
+fn packages_of_other_producers() {
+    // Integer packages were recorded by a runtime that quantizes activations as fast mode does.
+    for (name, numerics, tolerance) in [
+        ("llama/package-mobius", Numerics::Exact, 2e-4),
+        ("qwen3_moe/package-mobius", Numerics::Exact, 2e-4),
+        ("llama/package-genai-int4", Numerics::Fast, 1e-3),
+        ("gemma3/package-mobius", Numerics::Exact, 2e-4),
+        ("gpt_oss/package-genai-fp32", Numerics::Exact, 2e-4),
+    ] {
+        let package = shared(&format!("goldens/{name}"));
+        agrees(&package, &package.join("golden-ort.safetensors"), numerics, tolerance);
+    }
+}
+
+#[test]
+fn packages_that_are_refused_say_why() {
+    for (name, words) in [
+        // Multi-head latent attention is exported as Attention with a cache of its own.
+        (
+            "deepseek_v2/package-mobius",
+            &["Attention", "model/layers.0/self_attn", "past_key_values.0.key"][..],
+        ),
+        // Recurrent layers.
+        ("qwen3_next/package-mobius", &["LinearAttention", "CausalConvWithState"]),
+    ] {
+        let package = shared(&format!("goldens/{name}"));
+        let output = Command::new(env!("CARGO_BIN_EXE_doyen"))
+            .args(["run", package.to_str().unwrap(), "-p", "x"])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{name}: {stderr}");
+        for word in words {
+            assert!(stderr.contains(word), "{name}: no {word:?} in {stderr}");
+        }
+        let shown = doyen(&["show", package.to_str().unwrap()]);
+        assert!(shown.contains("cannot run: ") && shown.contains(words[0]), "{name}: {shown}");
+    }
+}
+
+#[test]
+fn checkpoints_without_a_recipe_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, architecture) in [
+        ("deepseek_v2", "DeepseekV2ForCausalLM"),
+        ("qwen3_next", "Qwen3NextForCausalLM"),
+        ("glm4", "Glm4ForCausalLM"),
+        ("glm4_moe", "Glm4MoeForCausalLM"),
+    ] {
+        let checkpoint = shared(&format!("goldens/{name}/checkpoint"));
+        let output = Command::new(env!("CARGO_BIN_EXE_doyen"))
+            .args(["convert", checkpoint.to_str().unwrap(), "-o"])
+            .arg(dir.path().join("out"))
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{name}: {stderr}");
+        assert!(
+            stderr.contains(architecture) && stderr.contains("known are LlamaForCausalLM"),
+            "{name}: {stderr}"
+        );
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "{name}");
+    }
+}
