@@ -1,7 +1,7 @@
 //! One generation: prompt tokens in, streamed text and timings out. Used by `run` and `chat`.
 
 use crate::model::Model;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use doyen_runtime::{Engine, Event, FinishReason, Request, SamplingParams};
 use doyen_tensor::TokenId;
 use doyen_text::{Detokenizer, StopMatcher};
@@ -40,6 +40,7 @@ impl End {
             Self::Engine(FinishReason::Length) => "length",
             Self::Engine(FinishReason::Context) => "context",
             Self::Engine(FinishReason::Cancelled) => "cancelled",
+            Self::Engine(FinishReason::NotANumber) => "nan",
             Self::Stop => "stop",
             Self::Interrupted => "interrupted",
         }
@@ -138,6 +139,11 @@ fn drive(
                         return Ok(End::Stop);
                     }
                 }
+                Event::Finished { reason: FinishReason::NotANumber, prompt_tokens, generated, .. } => bail!(
+                    "the logits after {} tokens are NaN: the package's weights or scales are damaged, or overflow; \
+                     `doyen verify` shows the first node that differs from the reference",
+                    prompt_tokens + generated - 1
+                ),
                 Event::Finished { reason, .. } => return Ok(End::Engine(reason)),
             }
         }
