@@ -4,5 +4,6 @@ mod batches;
 #[path = "../common/mod.rs"]
 mod common;
 mod plan;
+mod reference;
 mod requests;
 mod windows;
