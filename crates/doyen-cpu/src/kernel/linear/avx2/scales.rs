@@ -14,21 +14,31 @@ use std::arch::x86_64::*;
 pub(super) fn widen(view: FloatView<'_>, start: usize, len: usize, out: &mut [f32]) {
     let v = view.slice(start, view.len() - start);
     let out = &mut out[..len + 8];
-    for i in (0..len).step_by(8) {
-        if i + 8 <= v.len() {
-            // What lies behind the wanted numbers in the view is overwritten below.
-            // SAFETY: elements i .. i + 8 are inside the view.
-            let x = unsafe { load8(v.float_type(), v.bytes().as_ptr().add(i * v.float_type().size())) };
-            let o = &mut out[i..i + 8];
-            // SAFETY: `o` is eight floats long.
-            unsafe { _mm256_storeu_ps(o.as_mut_ptr(), x) };
-        } else {
-            for (j, o) in out.iter_mut().enumerate().take(len).skip(i) {
-                *o = v.get(j);
-            }
+    // Of the last eight, what lies behind the wanted numbers in the view is overwritten below.
+    let eights = &mut out.as_chunks_mut::<8>().0[..len.div_ceil(8)];
+    let whole = 8 * eights.len().min(v.len() / 8);
+    // SAFETY: chunks of 8 numbers of the type.
+    unsafe {
+        match v.float_type() {
+            FloatType::F32 => each_eight::<32>(v.bytes(), eights, |p| load8(FloatType::F32, p.as_ptr())),
+            FloatType::F16 => each_eight::<16>(v.bytes(), eights, |p| load8(FloatType::F16, p.as_ptr())),
+            FloatType::BF16 => each_eight::<16>(v.bytes(), eights, |p| load8(FloatType::BF16, p.as_ptr())),
         }
     }
+    for (j, o) in out.iter_mut().enumerate().take(len).skip(whole) {
+        *o = v.get(j);
+    }
     zero_eight(out, len);
+}
+
+/// Writes `read` of every `N` bytes to the next eight numbers, as long as there are both.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn each_eight<const N: usize>(bytes: &[u8], out: &mut [[f32; 8]], read: impl Fn(&[u8; N]) -> __m256) {
+    for (p, o) in bytes.as_chunks::<N>().0.iter().zip(out) {
+        // SAFETY: `o` is eight floats long.
+        unsafe { _mm256_storeu_ps(o.as_mut_ptr(), read(p)) };
+    }
 }
 
 /// Zeros behind the numbers of a segment.
@@ -102,16 +112,23 @@ pub(super) fn zero_points_of_rows(w: &QuantMatrix<'_>, first: usize, rows: usize
     match w.zero_points {
         ZeroPoints::Default => out.fill(f32::from(w.bits.default_zero_point())),
         ZeroPoints::Float(v) => widen(v, first * blocks, len, out),
-        ZeroPoints::AcrossRows(packed) if blocks == 1 => {
-            eights(len, out, |i| eight_codes(w.bits, packed, first + i));
-        }
+        ZeroPoints::AcrossRows(packed) if blocks == 1 => codes(w.bits, packed, first, len, out),
         ZeroPoints::PerBlock { packed, row_bytes } if row_bytes * w.bits.per_byte() == blocks => {
-            eights(len, out, |i| eight_codes(w.bits, packed, first * blocks + i));
+            codes(w.bits, packed, first * blocks, len, out);
         }
-        // The lowest code of each byte.
-        ZeroPoints::PerBlock { packed, row_bytes: 1 } if blocks == 1 => {
+        // A byte a row: lane l gets byte l / blocks, and of that code l % blocks.
+        ZeroPoints::PerBlock { packed, row_bytes: 1 } if blocks.is_power_of_two() => {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let log = _mm_cvtsi32_si128(blocks.trailing_zeros() as i32);
+            let byte = _mm256_srl_epi32(lanes, log);
+            let code = _mm256_sub_epi32(lanes, _mm256_sll_epi32(byte, log));
+            let shift = _mm256_mullo_epi32(code, _mm256_set1_epi32(w.bits.get() as i32));
             let mask = _mm256_set1_epi32(i32::from(w.bits.max_code()));
-            eights(len, out, |i| _mm256_and_si256(eight_codes(Bits::B8, packed, first + i), mask));
+            for (i, o) in out.as_chunks_mut::<8>().0.iter_mut().enumerate().take(len.div_ceil(8)) {
+                let bytes = eight_codes(Bits::B8, packed, first + 8 * i / blocks);
+                let codes = _mm256_srlv_epi32(_mm256_permutevar8x32_epi32(bytes, byte), shift);
+                store8(_mm256_and_si256(codes, mask), o);
+            }
         }
         ZeroPoints::AcrossRows(_) | ZeroPoints::PerBlock { .. } => {
             for (i, o) in out.iter_mut().enumerate().take(len) {
@@ -121,15 +138,36 @@ pub(super) fn zero_points_of_rows(w: &QuantMatrix<'_>, first: usize, rows: usize
     }
 }
 
-/// Writes `codes(i)` at `i` for every eighth `i` below `len`.
+/// Codes `first .. first + len` as numbers.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn codes(bits: Bits, packed: &[u8], first: usize, len: usize, out: &mut [f32]) {
+    let out = &mut out.as_chunks_mut::<8>().0[..len.div_ceil(8)];
+    // Eight codes are as many bytes as a code has bits.
+    let mut done = 0;
+    if first.is_multiple_of(bits.per_byte()) {
+        let bytes = &packed[first / bits.per_byte()..];
+        done = out.len().min(bytes.len() / bits.get());
+        let number = |v| _mm256_cvtepi32_ps(v);
+        match bits {
+            Bits::B2 => {
+                each_eight::<2>(bytes, out, |p| number(lanes(Bits::B2, u64::from(u16::from_le_bytes(*p)))));
+            }
+            Bits::B4 => {
+                each_eight::<4>(bytes, out, |p| number(lanes(Bits::B4, u64::from(u32::from_le_bytes(*p)))));
+            }
+            Bits::B8 => each_eight::<8>(bytes, out, |p| number(lanes(Bits::B8, u64::from_le_bytes(*p)))),
+        }
+    }
+    for (i, o) in out.iter_mut().enumerate().skip(done) {
+        store8(eight_codes(bits, packed, first + 8 * i), o);
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eights(len: usize, out: &mut [f32], codes: impl Fn(usize) -> __m256i) {
-    for i in (0..len).step_by(8) {
-        let o = &mut out[i..i + 8];
-        // SAFETY: `o` is eight floats long.
-        unsafe { _mm256_storeu_ps(o.as_mut_ptr(), _mm256_cvtepi32_ps(codes(i))) };
-    }
+fn store8(v: __m256i, out: &mut [f32; 8]) {
+    // SAFETY: eight floats.
+    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtepi32_ps(v)) };
 }
 
 /// Codes `i .. i + 8` of packed codes; those past their end are zero.
@@ -145,7 +183,13 @@ fn eight_codes(bits: Bits, row: &[u8], i: usize) -> __m256i {
         eight[..at.len()].copy_from_slice(at);
         u64::from_le_bytes(eight)
     };
-    let word = word >> (bits.get() * (i % p));
+    lanes(bits, word >> (bits.get() * (i % p)))
+}
+
+/// The eight lowest codes of a word.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn lanes(bits: Bits, word: u64) -> __m256i {
     let (shifts, mask) = match bits {
         Bits::B8 => return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(word as i64)),
         Bits::B4 => (_mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 15),
