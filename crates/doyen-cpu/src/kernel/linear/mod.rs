@@ -7,7 +7,7 @@
 //! * [`Linear::new`] chooses kernels for a [`Format`], a [`Mode`] and an [`Isa`] when a step is bound: one per
 //!   [`RowClass`], each a value with a name ([`Linear::kernel`]).
 //! * [`Linear::run`] does the whole product over a pool: it prepares the activations into the caller's scratch
-//!   ([`Linear::scratch_len`] bytes) and splits the rows of the weight over the threads.
+//!   ([`Linear::scratch_len`] bytes) and splits the rows of the weight over the threads, if it is large enough to be worth waking them.
 //! * Callers that split work themselves prepare rows with [`Linear::layout`], and call [`Linear::rows`] for ranges of
 //!   weight rows. [`Output`] is the shared result; [`Output::columns`] hands out disjoint column ranges.
 //!
@@ -35,10 +35,17 @@ pub use format::{FloatMatrix, Format, Orientation, Weights};
 pub use output::{Columns, Output};
 pub use select::{Kernel, select};
 
-use super::quantize::{Layout, Prepared};
+use super::{
+    quantize::{Layout, Prepared},
+    rows::for_rows,
+};
 use crate::{detect::Isa, pool::Pool, pool::UnsafeSlice};
 use doyen_tensor::{FloatView, TensorError};
 use std::ops::Range;
+
+/// Bytes of weights times tokens below which the caller does a product alone: a core takes 48 KiB in some 3 us, and a region
+/// costs 1 to 2 us.
+const MIN_BYTES: usize = 48 << 10;
 
 /// Numerics of products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -161,6 +168,11 @@ impl Linear {
         scratch: &mut [u8],
     ) {
         let acts = prepare(pool, self.layout, x, y.tokens(), scratch);
+        if weights.bytes().saturating_mul(y.tokens()) < MIN_BYTES {
+            // SAFETY: `y` is used nowhere else meanwhile.
+            let mut columns = unsafe { y.columns(0..weights.rows()) };
+            return self.rows(weights, &acts, bias, &mut columns);
+        }
         let split = pool.split(weights.rows(), self.granularity());
         pool.run(&|worker| {
             // SAFETY: the ranges of a split are disjoint, and `y` is used nowhere else meanwhile.
@@ -175,7 +187,7 @@ impl Linear {
     }
 }
 
-/// Prepares `tokens` rows of `x` into `scratch`, by the pool when there are several.
+/// Prepares `tokens` rows of `x` into `scratch`, by the pool when they are enough.
 ///
 /// # Panics
 /// When `x` or `scratch` is too short.
@@ -188,10 +200,12 @@ pub fn prepare<'s>(
 ) -> Prepared<'s> {
     let (cols, n) = (layout.cols(), layout.row_bytes());
     let rows = UnsafeSlice::new(&mut *scratch);
-    pool.for_each(tokens, &|t| {
-        // SAFETY: every token has its own range.
-        let out = unsafe { rows.range(t * n..(t + 1) * n) };
-        layout.prepare(&x[t * cols..(t + 1) * cols], out);
+    for_rows(pool, tokens, cols, &|tokens| {
+        for t in tokens {
+            // SAFETY: every token has its own range.
+            let out = unsafe { rows.range(t * n..(t + 1) * n) };
+            layout.prepare(&x[t * cols..(t + 1) * cols], out);
+        }
     });
     Prepared::new(layout, tokens, scratch)
 }
