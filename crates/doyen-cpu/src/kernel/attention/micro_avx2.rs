@@ -31,39 +31,53 @@ fn accumulate(p: &[f32], v: &[f32], acc: &mut [f32]) {
 /// `k` holds `out.len()` rows of `q.len()`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn scores_impl(q: &[f32], k: &[f32], scale: f32, out: &mut [f32]) {
-    let d = q.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match q.len() {
+            32 => scores_of::<32>(q, k, scale, out),
+            64 => scores_of::<64>(q, k, scale, out),
+            128 => scores_of::<128>(q, k, scale, out),
+            _ => scores_of::<0>(q, k, scale, out),
+        }
+    }
+}
+
+/// Scores with the usual head sizes as constants, for unrolled loops; `HEAD` 0 is any size.
+///
+/// # Safety
+/// `k` holds `out.len()` rows of `q.len()`, which is `HEAD` unless that is 0.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn scores_of<const HEAD: usize>(q: &[f32], k: &[f32], scale: f32, out: &mut [f32]) {
+    let d = if HEAD == 0 { q.len() } else { HEAD };
     let groups = out.len() / 8;
     let (eights, rest) = out.as_chunks_mut::<8>();
     let vscale = _mm256_set1_ps(scale);
     for (g, out) in eights.iter_mut().enumerate() {
-        // SAFETY: keys 8g .. 8g + 8 are whole rows of `k`.
-        let acc = unsafe { dots::<8>(q, k.as_ptr().add(8 * g * d)) };
-        let low = sum4([acc[0], acc[1], acc[2], acc[3]]);
-        let high = sum4([acc[4], acc[5], acc[6], acc[7]]);
-        let all = _mm256_mul_ps(_mm256_set_m128(high, low), vscale);
-        // SAFETY: `out` is eight floats.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), all) };
+        // SAFETY: keys 8g .. 8g + 8 are whole rows of `k`; `out` is eight floats.
+        unsafe {
+            let sums = sum8(dots::<8>(q.as_ptr(), d, k.as_ptr().add(8 * g * d)));
+            _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(sums, vscale));
+        }
     }
     for (j, out) in rest.iter_mut().enumerate() {
         // SAFETY: key 8 groups + j is a whole row of `k`.
-        let [acc] = unsafe { dots::<1>(q, k.as_ptr().add((8 * groups + j) * d)) };
-        *out = _mm_cvtss_f32(sum4([acc; 4])) * scale;
+        let [acc] = unsafe { dots::<1>(q.as_ptr(), d, k.as_ptr().add((8 * groups + j) * d)) };
+        *out = sum1(acc) * scale;
     }
 }
 
 /// Lane-wise partial products of `q` with `N` keys.
 ///
 /// # Safety
-/// `k` points to `N` rows of `q.len()`.
+/// `q` points to `d` numbers, `k` to `N` rows of as many.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dots<const N: usize>(q: &[f32], k: *const f32) -> [__m256; N] {
-    let d = q.len();
+unsafe fn dots<const N: usize>(q: *const f32, d: usize, k: *const f32) -> [__m256; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     let whole = d / 8 * 8;
     for c in (0..whole).step_by(8) {
         // SAFETY: c + 8 <= d.
-        let x = unsafe { _mm256_loadu_ps(q.as_ptr().add(c)) };
+        let x = unsafe { _mm256_loadu_ps(q.add(c)) };
         for (j, acc) in acc.iter_mut().enumerate() {
             // SAFETY: channels c .. c + 8 of row j are inside of the rows.
             *acc = _mm256_fmadd_ps(x, unsafe { _mm256_loadu_ps(k.add(j * d + c)) }, *acc);
@@ -72,7 +86,7 @@ unsafe fn dots<const N: usize>(q: &[f32], k: *const f32) -> [__m256; N] {
     if whole < d {
         let mask = tail_mask(d - whole);
         // SAFETY: the mask keeps the load inside of `q`.
-        let x = unsafe { _mm256_maskload_ps(q.as_ptr().add(whole), mask) };
+        let x = unsafe { _mm256_maskload_ps(q.add(whole), mask) };
         for (j, acc) in acc.iter_mut().enumerate() {
             // SAFETY: the mask keeps the load inside of row j.
             *acc = _mm256_fmadd_ps(x, unsafe { _mm256_maskload_ps(k.add(j * d + whole), mask) }, *acc);
@@ -81,12 +95,25 @@ unsafe fn dots<const N: usize>(q: &[f32], k: *const f32) -> [__m256; N] {
     acc
 }
 
-/// The sums of four registers: lanes i and i + 4, then neighbours, then pairs.
+/// The sums of eight registers: lanes i and i + 4, then neighbours, then pairs.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn sum4(x: [__m256; 4]) -> __m128 {
-    let half = x.map(|x| _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x)));
-    _mm_hadd_ps(_mm_hadd_ps(half[0], half[1]), _mm_hadd_ps(half[2], half[3]))
+fn sum8(x: [__m256; 8]) -> __m256 {
+    // Registers i and i + 4 side by side, so that the neighbours come out in order.
+    let half = |i: usize| {
+        let (a, b) = (x[i], x[i + 4]);
+        _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+    };
+    _mm256_hadd_ps(_mm256_hadd_ps(half(0), half(1)), _mm256_hadd_ps(half(2), half(3)))
+}
+
+/// The sum of a register, in the order of [`sum8`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn sum1(x: __m256) -> f32 {
+    let half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let pairs = _mm_hadd_ps(half, half);
+    _mm_cvtss_f32(_mm_hadd_ps(pairs, pairs))
 }
 
 /// Ones in the first `n < 8` lanes.
@@ -148,15 +175,36 @@ unsafe fn columns<const N: usize>(p: &[f32], v: &[f32], acc: &mut [f32], c: usiz
         // SAFETY: c + 8t + 8 <= acc.len().
         *a = unsafe { _mm256_loadu_ps(acc.as_ptr().add(c + 8 * t)) };
     }
-    for (j, &p) in p.iter().enumerate() {
-        let p = _mm256_set1_ps(p);
-        for (t, a) in a.iter_mut().enumerate() {
-            // SAFETY: channels c + 8t .. c + 8t + 8 of row j.
-            *a = _mm256_fmadd_ps(p, unsafe { _mm256_loadu_ps(v.as_ptr().add(j * d + c + 8 * t)) }, *a);
+    let (fours, rest) = p.as_chunks::<4>();
+    let mut row = v.as_ptr().wrapping_add(c);
+    for p in fours {
+        for (j, &p) in p.iter().enumerate() {
+            // SAFETY: channels c .. c + 8N of the next row but j.
+            unsafe { add_row::<N>(&mut a, p, row.wrapping_add(j * d)) };
         }
+        row = row.wrapping_add(4 * d);
+    }
+    for &p in rest {
+        // SAFETY: channels c .. c + 8N of the next row.
+        unsafe { add_row::<N>(&mut a, p, row) };
+        row = row.wrapping_add(d);
     }
     for (t, &a) in a.iter().enumerate() {
         // SAFETY: c + 8t + 8 <= acc.len().
         unsafe { _mm256_storeu_ps(acc.as_mut_ptr().add(c + 8 * t), a) };
+    }
+}
+
+/// `a += p * v`.
+///
+/// # Safety
+/// `v` points to `8N` numbers.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_row<const N: usize>(a: &mut [__m256; N], p: f32, v: *const f32) {
+    let p = _mm256_set1_ps(p);
+    for (t, a) in a.iter_mut().enumerate() {
+        // SAFETY: numbers 8t .. 8t + 8.
+        *a = _mm256_fmadd_ps(p, unsafe { _mm256_loadu_ps(v.add(8 * t)) }, *a);
     }
 }
