@@ -93,7 +93,7 @@ fn overlapping_and_overflowing_ranges() {
     });
     assert_all(
         &place.refusal(&options()),
-        &["malformed safetensors header", "invalid offset for tensor `b`"],
+        &["malformed safetensors header", "tensor \"b\": its range 4..12 overlaps the one before"],
     );
 
     edit(&place, "model.safetensors", |_| {
