@@ -113,7 +113,10 @@ pub enum LOp {
         axis: usize,
     },
     /// Attention with a cache. Inputs: `q [1,T,Nq*D]` (or packed QKV), `k`, `v`, `cos`, `sin`, `q_norm`, `k_norm`,
-    /// `head_sink`, `k_scale`, `v_scale`; output `[1,T,Nq*Dv]`.
+    /// `head_sink`, `k_scale`, `v_scale`, and where they are given, as values of the step: `positions` (`int64 [1,T]`,
+    /// the rotary positions of the new tokens; running ones where absent) and `bias` (`[B or 1, Nq or 1, S, total]`,
+    /// B the sequences of the step, S at least the new tokens of each; added after the softcap, by absolute key
+    /// position). Output `[1,T,Nq*Dv]`.
     Attention(Attention),
     /// Top-k routing. Inputs: router logits `[T,E]`, optional mixing weights `[T,E]`. Outputs: expert ids `i32 [T,k]`,
     /// weights `f32 [T,k]`.
@@ -150,10 +153,34 @@ pub struct Attention {
     pub smooth_softmax: bool,
     /// Whether `q` holds Q, K and V side by side (inputs k and v are absent).
     pub packed_qkv: bool,
-    /// Rotary embedding of queries and keys at running positions.
+    /// Rotary embedding of queries and keys, at the positions given or at running ones.
     pub rotary: Option<Rotary>,
     /// RMS norm of every query and key head before the rotary embedding: its epsilon.
     pub qk_norm: Option<f32>,
+}
+
+impl Attention {
+    /// Strides in elements of sequence, head, new token and key position of a bias of these extents; an axis of one
+    /// sequence or head for all has stride 0.
+    ///
+    /// # Errors
+    /// When the extents do not cover `sequences` of up to `new` tokens and `total` positions.
+    pub fn bias_strides(
+        &self,
+        dims: &[usize],
+        sequences: usize,
+        (new, total): (usize, usize),
+    ) -> Result<[usize; 4], String> {
+        if let &[b, h, s, keys] = dims {
+            let axis = |extent: usize, full: usize| extent == 1 || extent == full;
+            if axis(b, sequences) && axis(h, self.heads) && s >= new && keys >= total {
+                let stride = |extent: usize, stride: usize| if extent == 1 { 0 } else { stride };
+                return Ok([stride(b, h * s * keys), stride(h, s * keys), keys, 1]);
+            }
+        }
+        let (b, h) = (sequences, self.heads);
+        Err(format!("attention_bias: expected [{b} or 1, {h} or 1, {new}, {total}] or more, found {dims:?}"))
+    }
 }
 
 /// Rotary embedding inside attention.

@@ -13,6 +13,9 @@ use doyen_runtime::{
 use doyen_tensor::{ByteCount, DType, Tensor, TensorError};
 use std::sync::Arc;
 
+#[cfg(test)]
+mod tests;
+
 /// A device under test, in exact mode.
 pub struct DeviceRunner<D> {
     device: D,

@@ -3,7 +3,7 @@
 use super::{Binder, Context, Kernel, weights::Floats};
 use crate::{
     kernel::{
-        attention::{Attention as Kernels, AttentionParams, Batch, KvScales, Rows, Sink},
+        attention::{Attention as Kernels, AttentionParams, Batch, Bias, KvScales, Rows, Sink},
         norm::Norm,
         rotary::{Heads, RotaryCache, RotaryKernel},
     },
@@ -26,6 +26,8 @@ mod at {
     pub(super) const SINK: usize = 7;
     pub(super) const K_SCALE: usize = 8;
     pub(super) const V_SCALE: usize = 9;
+    pub(super) const POSITIONS: usize = 10;
+    pub(super) const BIAS: usize = 11;
 }
 
 struct HeadNorms {
@@ -105,32 +107,47 @@ impl AttentionKernel {
         }
     }
 
+    /// The bias of a step, checked against its sequences.
+    fn bias<'a>(&self, io: &Io<'a>, sequences: &[SeqSpan]) -> Result<Option<Bias<'a>>, String> {
+        if !io.has_input(at::BIAS) {
+            return Ok(None);
+        }
+        let mut dims = [0; 4];
+        let dims = io.input_dims(at::BIAS, &mut dims);
+        let longest = |of: fn(&SeqSpan) -> usize| sequences.iter().map(of).max().unwrap_or(0);
+        let reach = (longest(|s| s.len), longest(|s| s.past + s.len));
+        let strides = self.op.bias_strides(dims, sequences.len(), reach)?;
+        Ok(Some(Bias { data: io.input(at::BIAS), strides, keys: dims[3] }))
+    }
+
     /// Norms and rotates copies of queries and keys.
     fn change(
         &self,
         cx: &Context<'_>,
-        tokens: usize,
+        io: &Io<'_>,
         [q_in, k_in]: [Rows<'_>; 2],
         (q, k, positions): (&mut [f32], &mut [f32], &mut [u32]),
     ) -> Result<(), String> {
         let d = self.op.head_size;
         for (x, rows, heads) in [(&mut *q, q_in, self.op.heads), (&mut *k, k_in, self.op.kv_heads)] {
-            for (t, out) in x.chunks_exact_mut((heads * d).max(1)).take(tokens).enumerate() {
+            for (t, out) in x.chunks_exact_mut((heads * d).max(1)).take(io.tokens).enumerate() {
                 out.copy_from_slice(rows.part(t, 0, heads * d));
             }
         }
         if let Some(n) = &self.norms {
-            n.norm.rms_heads(cx.pool, q, (tokens, self.op.heads * d, self.op.heads), &n.q, n.eps);
-            n.norm.rms_heads(cx.pool, k, (tokens, self.op.kv_heads * d, self.op.kv_heads), &n.k, n.eps);
+            n.norm.rms_heads(cx.pool, q, (io.tokens, self.op.heads * d, self.op.heads), &n.q, n.eps);
+            n.norm.rms_heads(cx.pool, k, (io.tokens, self.op.kv_heads * d, self.op.kv_heads), &n.k, n.eps);
         }
         if let Some(r) = &self.rotary {
-            for &SeqSpan { first, len, past } in cx.batch.sequences {
-                positions[first..first + len]
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, p)| *p = (past + i) as u32);
-            }
             let cache = RotaryCache::new(r.cos.view(), r.sin.view(), r.half).map_err(|e| e.to_string())?;
+            if io.has_input(at::POSITIONS) {
+                given_positions(io.input(at::POSITIONS), cache.positions(), positions)?;
+            } else {
+                for &SeqSpan { first, len, past } in cx.batch.sequences {
+                    let running = positions[first..first + len].iter_mut().zip(past..);
+                    running.for_each(|(p, at)| *p = at as u32);
+                }
+            }
             for (x, heads) in [(q, self.op.heads), (k, self.op.kv_heads)] {
                 let heads = Heads { token_stride: heads * d, heads, head_size: d };
                 r.kernel.apply(cx.pool, x, heads, positions, &cache).map_err(|e| e.to_string())?;
@@ -138,6 +155,16 @@ impl AttentionKernel {
         }
         Ok(())
     }
+}
+
+/// Positions that the step gives, of `rows` that the rotary caches have.
+fn given_positions(ids: &[i64], rows: usize, out: &mut [u32]) -> Result<(), String> {
+    for (&id, p) in ids.iter().zip(out) {
+        *p = u32::try_from(id).ok().filter(|&p| (p as usize) < rows).ok_or_else(|| {
+            format!("position_ids: expected positions below {rows} (rows of cos_cache), found {id}")
+        })?;
+    }
+    Ok(())
 }
 
 impl Kernel for AttentionKernel {
@@ -150,10 +177,11 @@ impl Kernel for AttentionKernel {
         let (q_own, k_own) = cast_mut::<f32>(own).split_at_mut(sizes.q);
         let [mut q, mut k, v] = self.arriving(io);
         if self.changes() {
-            self.change(cx, tokens, [q, k], (&mut *q_own, &mut *k_own, cast_mut(positions)))?;
+            self.change(cx, io, [q, k], (&mut *q_own, &mut *k_own, cast_mut(positions)))?;
             q = Rows::new(q_own, self.op.heads * self.op.head_size);
             k = Rows::new(k_own, self.op.kv_heads * self.op.head_size);
         }
+        let bias = self.bias(io, cx.batch.sequences)?;
         let (keys, values) = cx.caches.layer(self.op.slot)?;
         let layout = keys.layout;
         let tables = &cx.batch.tables[self.op.slot.group];
@@ -168,7 +196,7 @@ impl Kernel for AttentionKernel {
             None => Sink::None,
         };
         let rest = cast_mut(rest);
-        self.kernels.attend(cx.pool, &self.params, q, stores, &batch, (sink, None), rest, io.output(0));
+        self.kernels.attend(cx.pool, &self.params, q, stores, &batch, (sink, bias), rest, io.output(0));
         cx.scratch = scratch;
         Ok(())
     }
@@ -197,6 +225,12 @@ pub(super) fn bind(b: &mut Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>
         causal: op.causal,
     };
     params.group().map_err(|e| e.to_string())?;
+    for (i, name) in [(at::POSITIONS, "position_ids"), (at::BIAS, "attention_bias")] {
+        let rank = if i == at::BIAS { 4 } else { 2 };
+        if b.operand(i).is_some() && b.value(i).is_none_or(|v| v.dims.len() != rank) {
+            return Err(format!("{name}: expected a value of the step of rank {rank}"));
+        }
+    }
     let norms = match op.qk_norm {
         None => None,
         Some(eps) => Some(HeadNorms {

@@ -1,6 +1,6 @@
 //! Attention over a cache by its definition (operator contract, section 3.1), one query at a time, in f64.
 
-use super::stored;
+use super::{Span, stored, text};
 use crate::lowered::{Attention, KvFormat};
 use doyen_tensor::{Tensor, TensorError};
 use std::ops::Range;
@@ -80,7 +80,7 @@ fn by_head(format: KvFormat, rows_of: &[f32], rows: usize, heads: usize) -> Resu
 }
 
 /// The operands as numbers.
-struct Operands {
+pub(super) struct Operands {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -91,14 +91,27 @@ struct Operands {
     sink: Vec<f32>,
     k_scale: Vec<f32>,
     v_scale: Vec<f32>,
+    positions: Option<Vec<i64>>,
+    /// With its strides.
+    bias: Option<(Vec<f32>, [usize; 4])>,
 }
 
 impl Operands {
-    fn new(inputs: &[Option<Tensor>]) -> Result<Self, TensorError> {
-        let get = |i: usize| match inputs.get(i) {
-            Some(Some(t)) => t.to_f32(),
-            _ => Ok(Vec::new()),
-        };
+    /// The operands of a step over `spans`.
+    ///
+    /// # Errors
+    /// When an operand is not of its type, or the bias does not cover the step.
+    pub(super) fn new(a: &Attention, inputs: &[Option<Tensor>], spans: &[Span]) -> Result<Self, String> {
+        let operand = |i: usize| inputs.get(i).and_then(Option::as_ref);
+        let get = |i: usize| operand(i).map_or_else(|| Ok(Vec::new()), Tensor::to_f32).map_err(text);
+        let longest = |of: fn(&Span) -> usize| spans.iter().map(of).max().unwrap_or(0);
+        let reach = (longest(|s| s.len), longest(|s| s.past + s.len));
+        let bias = operand(11).map(|t| {
+            Ok::<_, String>((
+                t.to_f32().map_err(text)?,
+                a.bias_strides(t.shape().dims(), spans.len(), reach)?,
+            ))
+        });
         Ok(Self {
             q: get(0)?,
             k: get(1)?,
@@ -110,29 +123,49 @@ impl Operands {
             sink: get(7)?,
             k_scale: get(8)?,
             v_scale: get(9)?,
+            positions: operand(10).map(Tensor::to_i64).transpose().map_err(text)?,
+            bias: bias.transpose()?,
         })
+    }
+
+    /// Rotary position of token `t`, which is at `running` in its sequence.
+    fn position(&self, a: &Attention, t: usize, running: usize) -> Result<usize, String> {
+        let Some(rotary) = a.rotary else { return Ok(running) };
+        let (name, position) = match &self.positions {
+            Some(p) => ("position_ids", p[t]),
+            None => ("the sequence", running as i64),
+        };
+        let rows = self.cos.len() / (rotary.dim / 2).max(1);
+        usize::try_from(position).ok().filter(|&p| p < rows).ok_or_else(|| {
+            format!("{name}: expected positions below {rows} (rows of cos_cache), found {position}")
+        })
+    }
+
+    /// Bias of new token `i` of the step's sequence `row`.
+    fn bias(&self, [row, h, i, j]: [usize; 4]) -> f64 {
+        self.bias.as_ref().map_or(0.0, |(b, s)| f64::from(b[row * s[0] + h * s[1] + i * s[2] + j * s[3]]))
     }
 }
 
-/// Attention of the tokens `span` of a step, which belong to one sequence: appends to its cache, returns
+/// Attention of the tokens `span` of a step, which belong to its sequence `row`: appends to the cache, returns
 /// `[tokens, heads * v_head_size]`.
 ///
 /// # Errors
-/// When an operand is not of a float type.
+/// When a position is outside of the rotary caches.
 pub(super) fn attend(
     a: &Attention,
     format: KvFormat,
     cache: &mut Cache,
-    inputs: &[Option<Tensor>],
-    span: Range<usize>,
+    o: &Operands,
+    (row, span): (usize, Range<usize>),
 ) -> Result<Vec<f32>, String> {
-    let o = Operands::new(inputs).map_err(|e| e.to_string())?;
     let past = cache.rows;
     let mut queries = Vec::with_capacity(span.len());
     for (i, t) in span.enumerate() {
-        let (q, k, v) = split(a, &o, t);
+        let (q, k, v) = split(a, o, t);
+        let position = o.position(a, t, past + i)?;
         let ready = |x: &[f32], gamma: &[f32]| -> Vec<f32> {
-            x.chunks(a.head_size).flat_map(|h| rotated(a, &o, &normed(a, h, gamma), past + i)).collect()
+            x.chunks(a.head_size).flat_map(|h| rotated(a, o, &normed(a, h, gamma), position)).collect()
         };
         queries.push(ready(q, &o.q_norm));
         append(format, &mut cache.keys, &ready(k, &o.k_norm), &o.k_scale);
@@ -146,7 +179,8 @@ pub(super) fn attend(
         for h in 0..a.heads {
             let visible = visible(a, past + i, cache.rows);
             let q = &q[h * a.head_size..(h + 1) * a.head_size];
-            out.extend(head(a, q, h, &keys, &values, visible, o.sink.get(h).copied()));
+            let bias = |j: usize| o.bias([row, h, i, j]);
+            out.extend(head(a, q, h, (&keys, &values), visible, bias, o.sink.get(h).copied()));
         }
     }
     Ok(out)
@@ -215,9 +249,9 @@ fn head(
     a: &Attention,
     q: &[f32],
     h: usize,
-    keys: &[f32],
-    values: &[f32],
+    (keys, values): (&[f32], &[f32]),
     visible: Range<usize>,
+    bias: impl Fn(usize) -> f64,
     sink: Option<f32>,
 ) -> Vec<f32> {
     let kv = h / (a.heads / a.kv_heads);
@@ -232,11 +266,14 @@ fn head(
             let dot: f64 = q.iter().zip(&k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
             let s = dot * f64::from(a.scale);
             let cap = f64::from(a.softcap);
-            if cap > 0.0 { cap * (s / cap).tanh() } else { s }
+            bias(j) + if cap > 0.0 { cap * (s / cap).tanh() } else { s }
         })
         .collect();
     let sink = sink.or(a.smooth_softmax.then_some(0.0)).map(f64::from);
     let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    if max == f64::NEG_INFINITY {
+        return vec![0.0; a.v_head_size];
+    }
     let total: f64 = scores.iter().copied().chain(sink).map(|s| (s - max).exp()).sum();
     let mut out = vec![0f64; a.v_head_size];
     for (j, s) in visible.zip(&scores) {

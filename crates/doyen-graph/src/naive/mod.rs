@@ -15,7 +15,7 @@ use crate::{
     },
     ops::{Op, route::Routing},
 };
-use attention::attend;
+use attention::{Operands, attend};
 use doyen_tensor::{DType, Shape, Tensor};
 use std::fmt::Display;
 
@@ -190,9 +190,10 @@ impl Naive {
     ) -> Result<Tensor, String> {
         let format = self.graph.groups[a.slot.group].format;
         let mut y = Vec::with_capacity(out.iter().product());
-        for s in spans {
+        let operands = Operands::new(a, inputs, spans)?;
+        for (row, s) in spans.iter().enumerate() {
             let cache = self.cache_mut(s.sequence, a.slot);
-            y.extend(attend(a, format, cache, inputs, s.first..s.first + s.len)?);
+            y.extend(attend(a, format, cache, &operands, (row, s.first..s.first + s.len))?);
         }
         Tensor::from_slice(out.clone(), &y).map_err(text)
     }

@@ -1,3 +1,5 @@
+//! Roles of ports by standard names, by operators and by the manifest, and ports that cannot be told apart.
+
 use super::*;
 use crate::{
     ir::{Attrs, Fact, Node},

@@ -1,3 +1,5 @@
+//! What becomes a view, what is made and counted, what stays, and the limit on made bytes.
+
 use super::*;
 use crate::{check::check, interp::Interpreter, ir::Attr, ir::Attrs, ir::ValueId};
 use doyen_tensor::DType;

@@ -1,13 +1,13 @@
 //! GroupQueryAttention in a case: each batch row is a sequence with its own new and cached positions.
 
-use super::{Case, CaseOutput, CaseRefusal, CaseSequence, CaseSource};
+use super::{Case, CaseOutput, CaseRefusal, CaseSequence, CaseSource, widened};
 use crate::{
     ir::{Node, ValueId},
     lowered::{CacheGroup, CachePorts, CacheSlot, Extent, LOp, Operand},
     ops::gqa::{GroupQueryAttention, QkOutput, input as at, window_rows},
     pass::lower::attention::{Sizes, build, format, push_slot},
 };
-use doyen_tensor::{Tensor, TensorError};
+use doyen_tensor::{DType, Tensor, TensorError};
 use std::collections::HashMap;
 
 /// What the attention of a case fixes for the whole step.
@@ -38,9 +38,6 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
     if case.batch.is_some() {
         return Err(refuse("a second attention in one case"));
     }
-    if input(node, at::ATTENTION_BIAS).is_some() {
-        return Err(refuse("attention_bias is a mask given as a value"));
-    }
     if op.qk_output != QkOutput::None && node.outputs.get(3).copied().flatten().is_some() {
         return Err(refuse("output_qk: a lowered attention does not give its scores"));
     }
@@ -59,11 +56,8 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
             CaseSequence { new: total - past, past, caches: Vec::new() }
         })
         .collect();
-    if let Some(id) = input(node, at::POSITION_IDS) {
-        check_positions(case.tensor(id)?, &sequences, longest == new).map_err(|why| refuse(&why))?;
-    }
     let packed = input(node, at::KEY).is_none();
-    let mut operands = Vec::with_capacity(10);
+    let mut operands = Vec::with_capacity(12);
     for i in [at::QUERY, at::KEY, at::VALUE] {
         operands.push(input(node, i).map(|id| rows(case, id, &sequences)).transpose()?);
     }
@@ -82,6 +76,9 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
             Some(id) => Some(case.emit.constant(id).ok_or_else(|| refuse("a parameter is not constant"))?),
         });
     }
+    let ids = input(node, at::POSITION_IDS).filter(|_| op.rotary.is_some());
+    operands.push(ids.map(|id| positions(case, id, &sequences, longest == new)).transpose()?);
+    operands.push(input(node, at::ATTENTION_BIAS).map(|id| bias(case, id)).transpose()?);
     let v_size = input(node, at::VALUE).map(|id| case.tensor(id).map(|t| t.shape()[2])).transpose()?;
     let sizes = Sizes::new(op, query[2], v_size, packed);
     let format = format(op).map_err(|why| refuse(&why))?;
@@ -137,17 +134,40 @@ fn rows(case: &mut Case<'_>, id: ValueId, sequences: &[CaseSequence]) -> Result<
     Ok(Operand::Value(v))
 }
 
-fn check_positions(ids: &Tensor, sequences: &[CaseSequence], first: bool) -> Result<(), String> {
-    let per_row = ids.shape().last().copied().unwrap_or(0);
-    let ids = ids.to_i64().map_err(|e| e.to_string())?;
-    for (b, s) in sequences.iter().enumerate() {
-        let own = &ids[b * per_row..(b + 1) * per_row];
-        let read = if first { &own[..own.len().min(1)] } else { &own[..s.new.min(own.len())] };
-        if !read.iter().copied().eq((s.past as i64..).take(read.len())) {
-            return Err(format!("position_ids {own:?} are not the running positions from {}", s.past));
+/// The rotary positions of the tokens that there are: a first prompt counts up from the first id of its row, a
+/// continuation has its ids as they are.
+fn positions(
+    case: &mut Case<'_>,
+    id: ValueId,
+    sequences: &[CaseSequence],
+    first: bool,
+) -> Result<Operand, CaseRefusal> {
+    let t = case.tensor(id)?;
+    let ids = t.to_i64()?;
+    let mut out = Vec::new();
+    for (own, s) in ids.chunks(t.shape()[1].max(1)).zip(sequences) {
+        match own {
+            [start, ..] if first => out.extend((0..s.new).map(|i| start.saturating_add(i as i64))),
+            _ => out.extend_from_slice(&own[..s.new]),
         }
     }
-    Ok(())
+    let dims = vec![Extent::Fixed(1), Extent::Tokens(1)];
+    let v = case.emit.fresh(case.graph.value(id).name.clone(), DType::I64, dims);
+    case.emit.out.inputs.push(v);
+    case.inputs.push(Tensor::from_slice([1, out.len()], &out)?);
+    Ok(Operand::Value(v))
+}
+
+/// The bias as a value of the step, constant or not.
+fn bias(case: &mut Case<'_>, id: ValueId) -> Result<Operand, CaseRefusal> {
+    if case.graph.value(id).fact.constant.is_none() {
+        return case.operand(id);
+    }
+    let t = widened(case.tensor(id)?)?;
+    let v = case.fixed(id)?;
+    case.emit.out.inputs.push(v);
+    case.inputs.push(t);
+    Ok(Operand::Value(v))
 }
 
 /// Capacity and window of a sliding cache.
