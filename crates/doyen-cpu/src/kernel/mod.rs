@@ -8,8 +8,6 @@
 
 pub mod attention;
 pub mod elementwise;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod exp;
 pub mod experts;
 pub mod gather;
 pub mod layout;

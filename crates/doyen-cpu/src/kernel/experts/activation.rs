@@ -1,6 +1,12 @@
 //! Activation functions of experts (operator contract, 1.7), with and without a gate.
 
-use crate::detect::Isa;
+use crate::{
+    detect::Isa,
+    kernel::{
+        math::{fma, sigmoid},
+        multiversion::multiversion,
+    },
+};
 
 /// The function between FC1 and FC2.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,139 +57,59 @@ pub(super) enum Operand<'a> {
 impl Activation {
     /// Writes `act` of the operand; each element depends on its own inputs only, bit for bit.
     pub(super) fn apply(self, isa: Isa, operand: Operand<'_>, out: &mut [f32]) {
-        match isa {
-            // SAFETY: the variant holds the proof that AVX2, FMA and F16C are there.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => unsafe { avx2::apply(self, operand, out) },
-            Isa::Scalar => self.apply_scalar(operand, out),
-        }
+        apply(isa)(self, operand, out);
     }
+}
 
-    fn apply_scalar(self, operand: Operand<'_>, out: &mut [f32]) {
-        for (i, o) in out.iter_mut().enumerate() {
-            *o = match operand {
-                Operand::Plain(h) => self.plain(h[i]),
-                Operand::Gated(g, l) => self.gated(g[i], l[i]),
-                Operand::Pairs(h) => self.gated(h[2 * i], h[2 * i + 1]),
-            };
-        }
+multiversion! {
+    fn apply(act: Activation, operand: Operand<'_>, out: &mut [f32]) = apply_body;
+}
+
+#[inline(always)]
+fn apply_body<const FMA: bool>(act: Activation, operand: Operand<'_>, out: &mut [f32]) {
+    // Written so that NaN passes, which min and max would swallow.
+    match act {
+        Activation::Identity => plain(operand, out, |x| x),
+        Activation::Relu => plain(operand, out, |x| if x < 0.0 { 0.0 } else { x }),
+        Activation::Gelu => plain(operand, out, |x| {
+            // 0.5 (1 + tanh(u)) = sigmoid(2 u).
+            let inner = fma::<FMA>(0.044_715 * x * x, x, x);
+            x * sigmoid::<FMA>(1.595_769 * inner)
+        }),
+        Activation::Silu => plain(operand, out, |x| x * sigmoid::<FMA>(x)),
+        Activation::SwiGlu { alpha, beta, limit } => gated(operand, out, |g, l| {
+            let g = if g > limit { limit } else { g };
+            let l = if l > limit { limit } else { l };
+            let l = if l < -limit { -limit } else { l };
+            g * sigmoid::<FMA>(alpha * g) * (l + beta)
+        }),
     }
+}
 
-    fn plain(self, x: f32) -> f32 {
-        match self {
-            Self::Identity => x,
-            Self::Relu => {
-                if x < 0.0 {
-                    0.0
-                } else {
-                    x
-                }
+/// `act(h)`, or `act(g) * l` where there is a gate.
+#[inline(always)]
+fn plain(operand: Operand<'_>, out: &mut [f32], act: impl Fn(f32) -> f32) {
+    match operand {
+        Operand::Plain(h) => out.iter_mut().zip(h).for_each(|(o, &h)| *o = act(h)),
+        _ => gated(operand, out, |g, l| act(g) * l),
+    }
+}
+
+/// `act(g, l)`; without a gate `l` is 0.
+#[inline(always)]
+fn gated(operand: Operand<'_>, out: &mut [f32], act: impl Fn(f32, f32) -> f32) {
+    match operand {
+        Operand::Plain(h) => out.iter_mut().zip(h).for_each(|(o, &h)| *o = act(h, 0.0)),
+        Operand::Gated(g, l) => {
+            for ((o, &g), &l) in out.iter_mut().zip(g).zip(l) {
+                *o = act(g, l);
             }
-            Self::Gelu => x * sigmoid(gelu_inner(x)),
-            Self::Silu => x * sigmoid(x),
-            Self::SwiGlu { .. } => self.gated(x, 0.0),
         }
-    }
-
-    fn gated(self, g: f32, l: f32) -> f32 {
-        let Self::SwiGlu { alpha, beta, limit } = self else {
-            return self.plain(g) * l;
-        };
-        // Written so that NaN passes, which min and max would swallow.
-        let g = if g > limit { limit } else { g };
-        let l = if l > limit { limit } else { l };
-        let l = if l < -limit { -limit } else { l };
-        g * sigmoid(alpha * g) * (l + beta)
-    }
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-/// `2 sqrt(2 / pi) (x + 0.044715 x^3)`: `0.5 (1 + tanh(u)) = sigmoid(2 u)`.
-fn gelu_inner(x: f32) -> f32 {
-    GELU_SLOPE * (x + GELU_CUBE * x * x * x)
-}
-
-const GELU_SLOPE: f32 = 1.595_769;
-const GELU_CUBE: f32 = 0.044_715;
-
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    //! The same on eight lanes; a last partial vector is padded, so an element's place does not matter.
-
-    #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
-
-    use super::{Activation, GELU_CUBE, GELU_SLOPE, Operand};
-    use crate::kernel::exp::sigmoid;
-    use std::arch::x86_64::*;
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn apply(act: Activation, operand: Operand<'_>, out: &mut [f32]) {
-        for (i, o) in out.chunks_mut(8).enumerate() {
-            let y = match operand {
-                Operand::Plain(h) => plain(act, load(&h[8 * i..])),
-                Operand::Gated(g, l) => gated(act, load(&g[8 * i..]), load(&l[8 * i..])),
-                Operand::Pairs(h) => {
-                    let h = &h[16 * i..];
-                    let (g, l) = split(load(h), load(h.get(8..).unwrap_or_default()));
-                    gated(act, g, l)
-                }
-            };
-            let mut lanes = [0f32; 8];
-            // SAFETY: eight numbers.
-            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), y) };
-            o.copy_from_slice(&lanes[..o.len()]);
-        }
-    }
-
-    /// Up to eight numbers, and zeros.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn load(x: &[f32]) -> __m256 {
-        if let Some(eight) = x.first_chunk::<8>() {
-            // SAFETY: eight numbers.
-            return unsafe { _mm256_loadu_ps(eight.as_ptr()) };
-        }
-        let mut lanes = [0f32; 8];
-        lanes[..x.len()].copy_from_slice(x);
-        // SAFETY: eight numbers.
-        unsafe { _mm256_loadu_ps(lanes.as_ptr()) }
-    }
-
-    /// Even and odd elements of sixteen.
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn split(a: __m256, b: __m256) -> (__m256, __m256) {
-        let order = |v: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(v)));
-        (order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)), order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)))
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn plain(act: Activation, x: __m256) -> __m256 {
-        match act {
-            Activation::Identity => x,
-            // max returns its second operand when one is NaN.
-            Activation::Relu => _mm256_max_ps(_mm256_setzero_ps(), x),
-            Activation::Gelu => {
-                let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-                let inner = _mm256_fmadd_ps(_mm256_set1_ps(GELU_CUBE), cube, x);
-                _mm256_mul_ps(x, sigmoid(_mm256_mul_ps(_mm256_set1_ps(GELU_SLOPE), inner)))
+        Operand::Pairs(h) => {
+            for (o, &[g, l]) in out.iter_mut().zip(h.as_chunks::<2>().0) {
+                *o = act(g, l);
             }
-            Activation::Silu => _mm256_mul_ps(x, sigmoid(x)),
-            Activation::SwiGlu { .. } => gated(act, x, _mm256_setzero_ps()),
         }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn gated(act: Activation, g: __m256, l: __m256) -> __m256 {
-        let Activation::SwiGlu { alpha, beta, limit } = act else {
-            return _mm256_mul_ps(plain(act, g), l);
-        };
-        let limit = _mm256_set1_ps(limit);
-        let g = _mm256_min_ps(limit, g);
-        let l = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), limit), _mm256_min_ps(limit, l));
-        let gate = _mm256_mul_ps(g, sigmoid(_mm256_mul_ps(_mm256_set1_ps(alpha), g)));
-        _mm256_mul_ps(gate, _mm256_add_ps(l, _mm256_set1_ps(beta)))
     }
 }
 
