@@ -102,8 +102,8 @@ fn case<'a>(
     let mut calls = 0;
     let run = Box::new(move |_| {
         calls += 1;
-        let out = Output::new(&mut y, tokens, N);
-        linear.run(pool, &weights(calls), &x[..tokens * K], None, out, &mut scratch[aligned..]);
+        let mut out = Output::new(&mut y, tokens, N);
+        linear.run(pool, &weights(calls), &x[..tokens * K], None, &mut out, &mut scratch[aligned..]);
     });
     Some(Case { name, bytes: first.bytes() as f64, macs: (tokens * N * K) as f64, run })
 }

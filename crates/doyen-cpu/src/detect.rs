@@ -42,7 +42,7 @@ impl Isa {
         Self::Scalar
     }
 
-    /// Every instruction set of this machine, weakest first: what tests and `doctor` go through.
+    /// Every instruction set of this machine, weakest first: what tests go through.
     pub fn all() -> impl Iterator<Item = Self> {
         let best = Self::detect();
         std::iter::once(Self::Scalar).chain((best != Self::Scalar).then_some(best))

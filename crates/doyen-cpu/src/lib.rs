@@ -1,6 +1,6 @@
 //! CPU kernels, the pool they run on, and the choice of instruction set.
 //!
-//! * [`pool`]: a pinned fork-join pool; nothing is allocated and no lock is taken per parallel region.
+//! * [`pool`]: a pinned fork-join pool; nothing is allocated per parallel region, and no lock taken while threads are awake.
 //! * [`detect`]: the instruction sets kernels are written for, found once.
 //! * [`kernel`]: the kernels, one folder or file per operation. They know no graph: they take slices, views and
 //!   plain parameters, write where they are told to and allocate nothing.

@@ -2,7 +2,8 @@
 //!
 //! The order is that of Hugging Face's generation: penalties, temperature, top-k, top-p, min-p, draw. Temperature 0 is
 //! greedy (after penalties) and draws nothing. Ties go to the lowest token id, so that greedy decoding is a function of
-//! the logits alone. The generator is SplitMix64: a seed gives the same tokens on every machine and in every release.
+//! the logits alone. The generator is SplitMix64: a seed gives the same stream of
+//! random numbers everywhere, and the same tokens wherever the logits are the same.
 
 use doyen_tensor::TokenId;
 use std::collections::HashMap;

@@ -9,6 +9,8 @@
 //! * [`mod@format`]: 2/4/8-bit block quantization as it lies in ONNX files: layout, pack, unpack, scalar dot.
 //! * [`ids`]: newtypes, so that an expert index cannot be passed for a layer or a page.
 
+#![forbid(unsafe_code)]
+
 mod dtype;
 mod error;
 pub mod format;

@@ -1,5 +1,7 @@
 //! The `doyen` binary: parses the command line, runs the verb, reports errors.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use std::process::ExitCode;
 

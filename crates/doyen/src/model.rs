@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::{num::NonZeroUsize, path::Path, sync::Arc};
 
 /// Context that is planned when neither the user nor the model says less.
-const DEFAULT_CONTEXT: usize = 4096;
+pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

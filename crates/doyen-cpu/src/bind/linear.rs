@@ -29,9 +29,9 @@ impl Kernel for Product {
         let x = io.input::<f32>(0);
         let weights = self.weights.view();
         let (rows, tokens) = (weights.rows(), x.len() / weights.cols().max(1));
-        let y = Output::new(io.output(0), tokens, rows);
+        let mut y = Output::new(io.output(0), tokens, rows);
         let bias = self.bias.as_ref().map(Floats::view);
-        self.linear.run(cx.pool, &weights, x, bias, y, cx.scratch);
+        self.linear.run(cx.pool, &weights, x, bias, &mut y, cx.scratch);
         Ok(())
     }
 
@@ -80,7 +80,7 @@ pub(super) fn matmul(b: &mut Binder<'_>) -> Result<Option<Box<dyn Kernel>>, Stri
     let (Some(x), Some(Operand::Const(c))) = (b.value(0), b.operand(1)) else { return Ok(None) };
     let constant = &b.graph.constant(c).data;
     let [k, n] = constant.shape()[..] else { return Ok(None) };
-    if cols(x) != Some(k) || x.dims.len() < 2 || x.dtype != doyen_tensor::DType::F32 {
+    if k == 0 || cols(x) != Some(k) || x.dims.len() < 2 || x.dtype != doyen_tensor::DType::F32 {
         return Ok(None);
     }
     let weights = if let Some(w) = transposed(constant, n, k)? {

@@ -13,6 +13,8 @@ mod reference;
 mod rows;
 mod weights;
 
+pub(crate) use attention::rotary_reaches;
+
 use crate::{
     detect::Isa,
     kernel::linear::Mode,
@@ -96,9 +98,7 @@ impl<'a> Binder<'a> {
             Op::MatMulNBits(m) => linear::nbits(self, m)?,
             Op::MatMul(_) => linear::matmul(self)?,
             Op::Gather(g) => embed::float(self, g.axis)?,
-
             Op::GatherBlockQuantized(g) => embed::quantized(self, g)?,
-
             _ => match norm::bind(self, op)? {
                 Some(k) => Some(k),
                 None => elementwise::bind(self, op)?,

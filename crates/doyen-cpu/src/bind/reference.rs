@@ -15,7 +15,8 @@ struct Reference {
 
 impl Kernel for Reference {
     fn run(&self, io: &mut Io<'_>, _: &mut Context<'_>) -> Result<(), String> {
-        let values: Vec<Option<Tensor>> = (0..self.constants.len()).map(|i| io.input_tensor(i)).collect();
+        let values: Vec<Option<Tensor>> =
+            (0..self.constants.len()).map(|i| io.input_tensor(i)).collect::<Result<_, _>>()?;
         let inputs: Vec<Option<&Tensor>> =
             values.iter().zip(&self.constants).map(|(v, c)| v.as_ref().or(c.as_ref())).collect();
         let results = self.op.eval(&inputs, io.outputs()).map_err(|e| e.to_string())?;

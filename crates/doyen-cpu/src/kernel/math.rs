@@ -1,7 +1,8 @@
 //! Elementary functions in f32, written so that loops over them vectorise.
 //!
-//! The standard library's versions are calls, one number at a time. These are branch-free, and used by every kernel,
-//! so that a softmax, an activation and attention agree on what `exp` is. `FMA` says whether the instruction set
+//! The standard library's versions are calls, one number at a time. These are branch-free, and what softmax,
+//! activations and attention share, so that they agree on what `exp` is (routing, a few numbers a token, calls the
+//! standard library's). `FMA` says whether the instruction set
 //! fuses multiplication and addition; both variants meet the stated errors, which the tests measure against f64.
 
 /// `a * b + c`, fused where that is one instruction.

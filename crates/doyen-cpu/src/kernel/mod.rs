@@ -10,7 +10,6 @@ pub mod attention;
 pub mod elementwise;
 pub mod experts;
 pub mod gather;
-pub mod layout;
 pub mod linear;
 mod math;
 mod multiversion;

@@ -22,6 +22,17 @@ impl ValueRef {
         let slot = program.slots.get(id.index()).copied().flatten();
         let slot = slot
             .ok_or_else(|| DeviceError::Step(format!("value {:?} has no place in the arena", value.name)))?;
+        // At the limits, so that no smaller step overflows either: everything below multiplies unchecked.
+        let limits = &program.limits;
+        let extent = |d: &Extent| match *d {
+            Extent::Fixed(n) => Some(n),
+            Extent::Tokens(n) => n.checked_mul(limits.tokens.max(1)),
+            Extent::Rows(n) => n.checked_mul(limits.rows.max(1)),
+        };
+        let numel = value.dims.iter().try_fold(1usize, |n, d| n.checked_mul(extent(d)?.max(1)));
+        if numel.and_then(|n| n.checked_mul(value.dtype.bits())).is_none() {
+            return Err(DeviceError::Step(format!("value {:?} overflows the address space", value.name)));
+        }
         Ok(Self { offset: slot.offset, dtype: value.dtype, dims: value.dims.clone() })
     }
 
@@ -188,10 +199,14 @@ impl<'a> Io<'a> {
     }
 
     /// Input `i` as a tensor of its own, by copy.
-    pub(crate) fn input_tensor(&self, i: usize) -> Option<Tensor> {
-        let v = self.input_ref(i)?;
+    ///
+    /// # Errors
+    /// When its bytes are not those of its shape.
+    pub(crate) fn input_tensor(&self, i: usize) -> Result<Option<Tensor>, String> {
+        let Some(v) = self.input_ref(i) else { return Ok(None) };
         let bytes = bytes::Bytes::copy_from_slice(self.input_bytes(i));
-        Tensor::from_bytes(v.dtype, v.shape(self.tokens, self.rows), bytes).ok()
+        let tensor = Tensor::from_bytes(v.dtype, v.shape(self.tokens, self.rows), bytes);
+        tensor.map(Some).map_err(|e| format!("input {i}: {e}"))
     }
 
     /// Output `i` as bytes.

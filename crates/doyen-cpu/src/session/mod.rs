@@ -13,7 +13,7 @@ mod memory;
 pub(crate) use memory::{cast, cast_mut};
 
 use crate::{
-    bind::{Binder, Context, Kernel},
+    bind::{self, Binder, Context, Kernel},
     detect::Isa,
     pool::{Pool, PoolError},
 };
@@ -77,6 +77,7 @@ impl Device for CpuDevice {
         let bound = Binder::new(graph, node, numerics, (self.isa, self.pool.threads()))
             .bind()
             .map_err(node_error(node))?;
+        bind::rotary_reaches(graph, node, limits).map_err(node_error(node))?;
         Ok(match bound {
             None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
             Some(b) => NodePlan {
@@ -177,7 +178,8 @@ impl CpuSession {
             next += s.len;
             fits("positions", s.past.saturating_add(s.len), limits.context)?;
         }
-        if !batch.sequences.is_empty() && next != batch.tokens.len() {
+        let tiled = batch.sequences.is_empty() && self.program.graph.groups.is_empty();
+        if !tiled && next != batch.tokens.len() {
             return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
         }
         if let Some(&r) = batch.rows.iter().find(|&&r| r as usize >= batch.tokens.len()) {

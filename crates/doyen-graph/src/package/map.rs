@@ -22,7 +22,7 @@ pub(super) fn map(path: &Path) -> io::Result<Bytes> {
     if metadata.len() == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: The mapping is private and read-only, and its bytes are only handed out as `&[u8]` through `Bytes`,
+    // SAFETY: The mapping is read-only, and its bytes are only handed out as `&[u8]` through `Bytes`,
     // which owns the mapping. Another process that writes to the file while we run can change what we read and one
     // that truncates it can kill us with SIGBUS; packages are replaced by renaming, never in place, and every value
     // read from a mapping is checked where it is used, so no memory outside of it is ever reached.
@@ -46,7 +46,7 @@ pub fn map_range(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     if len == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: As in `map`: private, read-only, and inside the file by the check above.
+    // SAFETY: As in `map`: read-only, and inside the file by the check above.
     let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file)? };
     Ok(Bytes::from_owner(map))
 }

@@ -3,7 +3,8 @@
 //! Every [`Engine::step`] runs one ragged batch over all running sequences: one token of each that is generating, a chunk
 //! of the prompt of each that is not yet. A sequence gets bitwise the same logits in any company (the device's promise),
 //! so joining and leaving never change a result. A request reserves the pages it
-//! will ever hold when it starts, so that what runs can always finish. Steps allocate nothing.
+//! will ever hold when it starts, so that what runs can always finish. With a device's native kernels steps allocate
+//! nothing.
 
 mod request;
 mod sequence;

@@ -1,3 +1,5 @@
+//! Pages are owned once, come back, and suffice: by example and by random schedules.
+
 use super::*;
 use crate::plan;
 use doyen_graph::{

@@ -170,6 +170,13 @@ fn against_reference(
         );
     }
     let _ = writeln!(text, "  {:<48} {:<10} {}  {}", "logits", "", line(&d), verdict(ok, limit));
+    if let Some(n) = outcome.nodes.iter().find(|n| !ok && n.max_abs > limit) {
+        let _ = writeln!(
+            text,
+            "  first node further off than that: {} ({}), max {:.3e}",
+            n.node, n.kind, n.max_abs
+        );
+    }
     let nodes: Vec<_> = outcome
         .nodes
         .iter()

@@ -43,9 +43,26 @@ pub fn read(path: &Path) -> Result<Vec<Golden>> {
         out.push(Golden {
             prompt: token_ids(&int64(&prompt).context("prompt")?)?,
             logits: find("logits").ok().map(|t| float32(&t)).transpose()?,
-            greedy: find("greedy").ok().map(|t| token_ids(&int64(&t)?)).transpose()?,
+            greedy: find("greedy")
+                .ok()
+                .map(|t| token_ids(&int64(&t)?))
+                .transpose()?
+                .filter(|g| !g.is_empty()),
         });
+        let found = out.last().is_some_and(|g: &Golden| g.logits.is_some() || g.greedy.is_some());
+        ensure!(
+            found,
+            "{}: prompt_{k} has neither logits_{k} nor greedy_{k}: nothing to compare",
+            path.display()
+        );
     }
+    let prompts = prompt_file.names().into_iter().filter(|n| n.starts_with("prompt_")).count();
+    ensure!(
+        prompts == out.len(),
+        "{}: {prompts} prompts, but prompt_{} is missing: they are numbered from 0 without gaps",
+        path.display(),
+        out.len()
+    );
     ensure!(
         !out.is_empty(),
         "{} has no prompts (prompt_0, prompt_1, ...), nor has a golden.safetensors beside it",
@@ -142,10 +159,16 @@ fn first_difference(
     let mut request = Request::new(prompt.to_vec(), SamplingParams::default());
     request.max_new_tokens = Some(want.len());
     let mut got = Vec::new();
-    engine.generate(request, |t| {
+    let reason = engine.generate(request, |t| {
         got.push(t);
         true
     })?;
+    ensure!(
+        got.len() == want.len(),
+        "the greedy continuation ended after {} of {} tokens ({reason:?})",
+        got.len(),
+        want.len()
+    );
     let Some(at) = got.iter().zip(want).position(|(g, w)| g != w) else { return Ok(None) };
     let so_far: Vec<TokenId> = prompt.iter().chain(&got[..at]).copied().collect();
     let mut margin = 0.0;

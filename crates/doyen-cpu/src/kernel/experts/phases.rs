@@ -116,12 +116,12 @@ impl<'a> Plan<'a> {
         let prepared = rest.take(e.fc2.layout().row_bytes() * self.routes);
         let acts = linear::prepare(pool, e.fc2.layout(), inner, self.routes, prepared);
         let y = Output::new(wide, self.routes, s.hidden);
-        self.fc2(pool, bank, &groups, &acts, y);
+        self.fc2(pool, bank, &groups, &acts, &y);
         combine(pool, routes, groups.position, wide, out, s.hidden);
     }
 
     /// FC2 of every route into `y`.
-    fn fc2(&self, pool: &Pool, bank: &dyn Bank, groups: &Groups<'_>, acts: &Prepared<'_>, y: Output<'_>) {
+    fn fc2(&self, pool: &Pool, bank: &dyn Bank, groups: &Groups<'_>, acts: &Prepared<'_>, y: &Output<'_>) {
         let (fc2, hidden) = (&self.experts.fc2, self.experts.shape.hidden);
         let row_bytes = bank.weights(Projection::Fc2, 0).bytes() / hidden;
         each_chunk(pool, groups.active.len(), hidden, row_bytes, &|i, rows| {

@@ -164,18 +164,19 @@ impl Linear {
         weights: &Weights<'_>,
         x: &[f32],
         bias: Option<FloatView<'_>>,
-        y: Output<'_>,
+        y: &mut Output<'_>,
         scratch: &mut [u8],
     ) {
+        let y = &*y;
         let acts = prepare(pool, self.layout, x, y.tokens(), scratch);
         if weights.bytes().saturating_mul(y.tokens()) < MIN_BYTES {
-            // SAFETY: `y` is used nowhere else meanwhile.
+            // SAFETY: `y` was borrowed exclusively, so it is used nowhere else meanwhile.
             let mut columns = unsafe { y.columns(0..weights.rows()) };
             return self.rows(weights, &acts, bias, &mut columns);
         }
         let split = pool.split(weights.rows(), self.granularity());
         pool.run(&|worker| {
-            // SAFETY: the ranges of a split are disjoint, and `y` is used nowhere else meanwhile.
+            // SAFETY: the ranges of a split are disjoint, and `y` was borrowed exclusively.
             let mut columns = unsafe { y.columns(split.range(worker)) };
             self.rows(weights, &acts, bias, &mut columns);
         });

@@ -4,7 +4,9 @@ use crate::pool::UnsafeSlice;
 use std::ops::Range;
 
 /// A row-major result `[tokens, width]`, rows `stride` apart, that several threads fill.
-#[derive(Debug, Clone, Copy)]
+///
+/// Not `Clone`: who holds it knows that no other handle writes the same numbers.
+#[derive(Debug)]
 pub struct Output<'a> {
     cells: UnsafeSlice<'a, f32>,
     first: usize,
@@ -19,19 +21,9 @@ impl<'a> Output<'a> {
     /// # Panics
     /// When `y` is shorter than `tokens * width`.
     pub fn new(y: &'a mut [f32], tokens: usize, width: usize) -> Self {
-        Self::strided(y, tokens, width, width)
-    }
-
-    /// A result of `width` columns inside rows of `stride` (packed query, key and value, for example): `y` begins at
-    /// the first column.
-    ///
-    /// # Panics
-    /// When `y` does not reach to the last element, or `stride < width`.
-    pub fn strided(y: &'a mut [f32], tokens: usize, width: usize, stride: usize) -> Self {
-        assert!(width <= stride, "{width} columns in rows of {stride}");
-        let need = tokens.checked_sub(1).map_or(Some(0), |t| t.checked_mul(stride)?.checked_add(width));
+        let need = tokens.checked_mul(width);
         assert!(need.is_some_and(|n| n <= y.len()), "{tokens} rows of {width} in {} values", y.len());
-        Self { cells: UnsafeSlice::new(y), first: 0, tokens, width, stride }
+        Self { cells: UnsafeSlice::new(y), first: 0, tokens, width, stride: width }
     }
 
     /// Number of rows.
@@ -48,9 +40,15 @@ impl<'a> Output<'a> {
     ///
     /// # Panics
     /// When there are no such columns.
-    pub fn window(&self, range: Range<usize>) -> Self {
+    pub fn window(&self, range: Range<usize>) -> Output<'_> {
         assert!(range.start <= range.end && range.end <= self.width, "columns {range:?} of {}", self.width);
-        Self { first: self.first + range.start, width: range.len(), ..*self }
+        Output {
+            cells: self.cells,
+            first: self.first + range.start,
+            tokens: self.tokens,
+            width: range.len(),
+            stride: self.stride,
+        }
     }
 
     /// Columns `range` of rows `tokens`, to write.

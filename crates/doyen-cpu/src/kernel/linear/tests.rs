@@ -186,7 +186,7 @@ fn product(
     let mut y = vec![f32::NAN; tokens * w.rows()];
     let mut scratch = vec![0xA5; linear.scratch_len(tokens).unwrap()];
     let rows = w.rows();
-    linear.run(&pool, w, x, bias, Output::new(&mut y, tokens, rows), &mut scratch);
+    linear.run(&pool, w, x, bias, &mut Output::new(&mut y, tokens, rows), &mut scratch);
     y
 }
 

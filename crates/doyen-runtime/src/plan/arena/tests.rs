@@ -1,3 +1,5 @@
+//! Layouts of small graphs by hand, and of random ones judged by running them symbolically on the arena.
+
 use super::*;
 use doyen_graph::lowered::{Extent, LNode, LValue};
 use doyen_tensor::DType;
