@@ -300,4 +300,21 @@ impl Lowered {
     pub fn constant(&self, id: ConstId) -> &LConst {
         &self.constants[id.index()]
     }
+
+    /// Positions that the rotary caches of all attentions have rows for; `None` where nothing rotates to running
+    /// positions. A longer context cannot run.
+    pub fn rotary_positions(&self) -> Option<usize> {
+        const COS: usize = 3;
+        const POSITIONS: usize = 10;
+        let rows = self.nodes.iter().filter_map(|node| {
+            let operand = |i: usize| node.inputs.get(i).copied().flatten();
+            match (&node.op, operand(COS), operand(POSITIONS)) {
+                (LOp::Attention(Attention { rotary: Some(_), .. }), Some(Operand::Const(cos)), None) => {
+                    self.constant(cos).data.shape().first().copied()
+                }
+                _ => None,
+            }
+        });
+        rows.min()
+    }
 }

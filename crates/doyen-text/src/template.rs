@@ -11,6 +11,7 @@ mod clock;
 mod deep;
 mod error;
 mod generation;
+mod namespaces;
 mod python;
 mod select;
 mod tojson;
@@ -74,6 +75,9 @@ impl ChatTemplate {
                 bytes: source.len(),
                 limit: MAX_SOURCE,
             });
+        }
+        if let Some((line, reason)) = namespaces::misused(source) {
+            return Err(TemplateError::Syntax { file: file.to_owned(), line, reason });
         }
         deep::with_stack(source.len() as u64, || {
             let mut environment = environment();

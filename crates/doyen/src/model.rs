@@ -103,7 +103,7 @@ impl Model {
         let device = cpu(args.threads)?;
         let graph = Arc::new(lowered(&package)?);
         let options = PlanOptions {
-            context: context(args.context, package.manifest.context_length)?,
+            context: context(args.context, context_length(&package, &graph))?,
             sequences,
             numerics: Numerics::from(args.numerics),
             ..PlanOptions::default()
@@ -162,6 +162,11 @@ impl Model {
             Err(e) => bail!("{e:#}; continue raw text with `doyen run --raw`"),
         }
     }
+}
+
+/// Positions a model can have: what the manifest says, as far as the rotary caches reach.
+pub fn context_length(package: &Package, graph: &Lowered) -> Option<usize> {
+    package.manifest.context_length.into_iter().chain(graph.rotary_positions()).min()
 }
 
 /// The context to plan. Positions beyond the model's own context length are refused: it has never seen them, and its

@@ -11,7 +11,7 @@ use crate::{
 };
 use doyen_graph::{
     device::{Limits, SeqSpan},
-    lowered::{Attention, KvFormat, LNode, LOp, Lowered, Operand},
+    lowered::{Attention, KvFormat},
 };
 
 /// Places of the operands.
@@ -271,21 +271,6 @@ pub(super) fn bind(b: &mut Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>
         v_scales,
         threads,
     }))
-}
-
-/// Refuses a context whose last running positions have no row in the node's rotary caches.
-pub(crate) fn rotary_reaches(graph: &Lowered, node: &LNode, limits: &Limits) -> Result<(), String> {
-    let LOp::Attention(Attention { rotary: Some(_), .. }) = &node.op else { return Ok(()) };
-    let operand = |i: usize| node.inputs.get(i).copied().flatten();
-    let (Some(Operand::Const(cos)), None) = (operand(at::COS), operand(at::POSITIONS)) else { return Ok(()) };
-    let rows = graph.constant(cos).data.shape().first().copied().unwrap_or(0);
-    let context = limits.context;
-    if rows < context {
-        return Err(format!(
-            "a context of {context} positions, but its cos_cache has rows for {rows}; plan at most {rows} (--context)"
-        ));
-    }
-    Ok(())
 }
 
 fn floats(b: &mut Binder<'_>, i: usize, name: &str) -> Result<Floats, String> {

@@ -13,8 +13,6 @@ mod reference;
 mod rows;
 mod weights;
 
-pub(crate) use attention::rotary_reaches;
-
 use crate::{
     detect::Isa,
     kernel::linear::Mode,
@@ -94,6 +92,10 @@ impl<'a> Binder<'a> {
     }
 
     fn operator(&mut self, op: &Op) -> Result<Box<dyn Kernel>, String> {
+        // Kernels write their first output; where nobody wants it (only a norm's residual sum, say), the reference runs.
+        if self.output(0).is_none() {
+            return reference::bind(self, op);
+        }
         let native = match op {
             Op::MatMulNBits(m) => linear::nbits(self, m)?,
             Op::MatMul(_) => linear::matmul(self)?,

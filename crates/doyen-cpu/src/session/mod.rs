@@ -13,7 +13,7 @@ mod memory;
 pub(crate) use memory::{cast, cast_mut};
 
 use crate::{
-    bind::{self, Binder, Context, Kernel},
+    bind::{Binder, Context, Kernel},
     detect::Isa,
     pool::{Pool, PoolError},
 };
@@ -77,7 +77,6 @@ impl Device for CpuDevice {
         let bound = Binder::new(graph, node, numerics, (self.isa, self.pool.threads()))
             .bind()
             .map_err(node_error(node))?;
-        bind::rotary_reaches(graph, node, limits).map_err(node_error(node))?;
         Ok(match bound {
             None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
             Some(b) => NodePlan {

@@ -100,6 +100,13 @@ impl Plan {
     /// When the device lacks kernels, the options are impossible, or the memory is not there.
     pub fn new(graph: Arc<Lowered>, device: &dyn Device, options: &PlanOptions) -> Result<Self, PlanError> {
         let limits = limits(options)?;
+        if let Some(rows) = graph.rotary_positions().filter(|&rows| rows < limits.context) {
+            return Err(PlanError::Options(format!(
+                "a context of {} positions, but the model's rotary caches (cos_cache) have rows for {rows}: plan at most \
+                 {rows} (--context)",
+                limits.context
+            )));
+        }
         let pages = graph.groups.iter().map(|g| pages(g, &limits, options.taps)).collect::<Option<_>>();
         let pages = pages.ok_or_else(|| {
             let Limits { sequences, context, .. } = limits;

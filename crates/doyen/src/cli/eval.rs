@@ -1,6 +1,9 @@
 //! `doyen eval`: how well a model predicts a text.
 
-use super::{Outcome, options::ModelArgs};
+use super::{
+    Outcome,
+    options::{MAX_TEXT, ModelArgs, read_text},
+};
 use crate::{console, model::Model};
 use anyhow::{Context, Result, ensure};
 use doyen_tensor::TokenId;
@@ -40,8 +43,9 @@ impl Args {
     pub(super) fn run(mut self) -> Result<Outcome> {
         let window = self.window.get();
         ensure!(window > 1, "--window must be at least 2: the first token of a window is not scored");
-        let text = std::fs::read_to_string(&self.text)
-            .with_context(|| format!("cannot read the text {}", self.text.display()))?;
+        let what = format!("cannot read the text {}", self.text.display());
+        let file = std::fs::File::open(&self.text).with_context(|| what.clone())?;
+        let text = read_text(file, MAX_TEXT).context(what)?;
         let context = *self.model.context.get_or_insert(self.window);
         ensure!(
             self.window <= context,

@@ -1,9 +1,10 @@
 //! Options that several verbs share.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use doyen_graph::device::Numerics;
 use doyen_runtime::SamplingParams;
+use doyen_tensor::ByteCount;
 use std::{
     io::{IsTerminal, Read},
     num::NonZeroUsize,
@@ -140,15 +141,31 @@ impl PromptArgs {
             return Ok(p.clone());
         }
         if let Some(path) = &self.file {
-            return std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the prompt {}", path.display()));
+            let what = format!("cannot read the prompt {}", path.display());
+            let file = std::fs::File::open(path).with_context(|| what.clone())?;
+            return read_text(file, MAX_PROMPT).context(what);
         }
-        let mut stdin = std::io::stdin();
+        let stdin = std::io::stdin();
         if stdin.is_terminal() {
             bail!("no prompt: give one with -p TEXT or --file FILE, or pipe it in");
         }
-        let mut text = String::new();
-        stdin.read_to_string(&mut text).context("cannot read the prompt from stdin")?;
-        Ok(text)
+        read_text(stdin, MAX_PROMPT).context("cannot read the prompt from stdin")
     }
+}
+
+/// Bytes of a prompt; the longest contexts in use hold a few.
+const MAX_PROMPT: u64 = 64 << 20;
+
+/// Bytes of a text to evaluate.
+pub const MAX_TEXT: u64 = 1 << 30;
+
+/// All of a UTF-8 text of at most `limit` bytes.
+///
+/// # Errors
+/// When it cannot be read, is longer, or is not UTF-8.
+pub fn read_text(source: impl Read, limit: u64) -> Result<String> {
+    let mut text = String::new();
+    source.take(limit + 1).read_to_string(&mut text)?;
+    ensure!(text.len() as u64 <= limit, "it is longer than {}", ByteCount(limit));
+    Ok(text)
 }

@@ -4,7 +4,7 @@ use super::Outcome;
 use crate::{
     console,
     inventory::{Inventory, Weight},
-    model::{DEFAULT_CONTEXT, cpu, lowered, source},
+    model::{DEFAULT_CONTEXT, context_length, cpu, lowered, source},
 };
 use anyhow::Result;
 use doyen_graph::{
@@ -79,7 +79,7 @@ fn describe(e: &(dyn std::error::Error + 'static)) -> String {
 fn plan(package: &Package) -> Runs {
     let try_plan = || -> Result<Plan> {
         let graph: Arc<Lowered> = Arc::new(lowered(package)?);
-        let context = package.manifest.context_length.unwrap_or(DEFAULT_CONTEXT);
+        let context = context_length(package, &graph).unwrap_or(DEFAULT_CONTEXT);
         let options = PlanOptions { context, memory: Some(ByteCount(u64::MAX)), ..PlanOptions::default() };
         Ok(Plan::new(graph, &cpu(None)?, &options)?)
     };

@@ -136,8 +136,18 @@ fn empty_state(fact: &Fact, rows: usize, head_size: Option<usize>, name: &str) -
     let shape = dims.iter().enumerate().map(size).collect::<Result<Vec<usize>>>()?;
     let dtype = fact.dtype.ok_or_else(|| anyhow!("state {name:?} has no declared type"))?;
     let bytes = doyen_tensor::Shape::from(shape.clone()).bytes(dtype)?;
+    ensure!(
+        bytes <= MAX_STATE,
+        "state {name:?}: its declared shape {} takes {}, at most {} is given to the reference",
+        fact.shape_text(),
+        ByteCount(bytes as u64),
+        ByteCount(MAX_STATE as u64)
+    );
     Ok(Tensor::from_bytes(dtype, shape, vec![0u8; bytes].into())?)
 }
+
+/// Bytes of an empty state that the reference is given at most; honest ones hold one window.
+const MAX_STATE: usize = 1 << 30;
 
 fn integers(dtype: DType, shape: Vec<usize>, values: &[i64]) -> Result<Tensor> {
     Ok(match dtype {
