@@ -201,7 +201,8 @@ fn huge_claims_take_no_memory() {
     });
     let shown = doyen(["show", place.arg()]);
     assert!(shown.ok().contains("context length  1000000000000000"), "{}", shown.stdout);
-    assert!(shown.ok().contains("cannot run: "), "{}", shown.stdout);
+    // What is planned is what the rotary caches reach.
+    assert!(shown.ok().contains("1 x 2048 positions"), "{}", shown.stdout);
     run(&place).ok();
     doyen(["run", place.arg(), "-p", "x", "--context", "1000000000000000"]).refused(&["--context"]);
     doyen(["run", place.arg(), "-p", "x", "--context", "50000000000"]).refused(&["--context"]);
