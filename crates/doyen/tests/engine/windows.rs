@@ -53,7 +53,7 @@ fn a_long_generation_holds_few_pages_of_a_window() {
 fn the_ledger_counts_the_pages_there_are() {
     let graph = graph(Some(&shared("goldens/gpt_oss/package-genai-fp32")));
     let device = device(1);
-    let options = PlanOptions { context: 4096, sequences: 3, ..PlanOptions::default() };
+    let options = PlanOptions { context: 2048, sequences: 3, ..PlanOptions::default() };
     let plan = Plan::new(Arc::clone(&graph), &device, &options).unwrap();
     let per_page = device.page_bytes(&graph, options.page_size);
     let pages = plan.program().pages.iter().zip(&per_page);
@@ -67,5 +67,5 @@ fn the_ledger_counts_the_pages_there_are() {
     };
     assert_eq!(line("kv cache,"), bytes(&wholes));
     assert_eq!(line("kv cache of windows,"), bytes(&windows));
-    assert!(bytes(&windows).0 * 5 < bytes(&wholes).0, "windows of 16 take little of a context of 4096");
+    assert!(bytes(&windows).0 * 5 < bytes(&wholes).0, "windows of 16 take little of a context of 2048");
 }
