@@ -2,7 +2,8 @@
 //!
 //! [`Isa::detect`] is asked once, when steps are bound; kernels never look at it per call. A variant above
 //! [`Isa::Scalar`] carries a token that only detection hands out, so holding one proves that its instructions exist
-//! on this machine: that proof is what the `// SAFETY:` lines of the vector kernels refer to.
+//! on this machine: that proof is what the `// SAFETY:` lines of the vector kernels refer to. Most kernels are written
+//! for AVX2 at most and ask for [`Isa::avx2`], which every stronger x86 set gives.
 
 use std::fmt;
 
@@ -14,6 +15,9 @@ pub enum Isa {
     /// AVX2 with FMA and F16C (x86-64-v3).
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
 }
 
 /// Proof that AVX2, FMA and F16C are there.
@@ -32,20 +36,44 @@ impl Avx2 {
     }
 }
 
+/// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and what [`Avx2`] proves.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Avx512(Avx2);
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    /// The proof, on machines that have all of them.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni"))
+        .then(Avx2::detect)
+        .flatten()
+        .map(Self)
+    }
+}
+
 impl Isa {
     /// The best instruction set of this machine.
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(token) = Avx2::detect() {
-            return Self::Avx2(token);
-        }
-        Self::Scalar
+        Self::all().last().unwrap_or(Self::Scalar)
     }
 
     /// Every instruction set of this machine, weakest first: what tests go through.
     pub fn all() -> impl Iterator<Item = Self> {
-        let best = Self::detect();
-        std::iter::once(Self::Scalar).chain((best != Self::Scalar).then_some(best))
+        #[cfg(target_arch = "x86_64")]
+        let vector = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let vector = [None];
+        std::iter::once(Self::Scalar).chain(vector.into_iter().flatten())
+    }
+
+    /// The instruction set of this machine with that [`Isa::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::all().find(|isa| isa.name() == name)
     }
 
     /// The name printed in plans and reports.
@@ -54,6 +82,17 @@ impl Isa {
             Self::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        }
+    }
+
+    /// The proof that AVX2, FMA and F16C may be used.
+    #[cfg(target_arch = "x86_64")]
+    pub const fn avx2(self) -> Option<Avx2> {
+        match self {
+            Self::Scalar => None,
+            Self::Avx2(token) | Self::Avx512(Avx512(token)) => Some(token),
         }
     }
 }
@@ -73,5 +112,13 @@ mod tests {
         let all: Vec<_> = Isa::all().collect();
         assert_eq!(all[0], Isa::Scalar);
         assert_eq!(all.last(), Some(&Isa::detect()));
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for isa in Isa::all() {
+            assert_eq!(Isa::from_name(isa.name()), Some(isa));
+        }
+        assert_eq!(Isa::from_name("avx9"), None);
     }
 }

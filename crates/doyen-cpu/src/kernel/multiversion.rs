@@ -21,11 +21,12 @@ macro_rules! multiversion {
                 // SAFETY: this function is handed out below only, in exchange for the proof of these features.
                 unsafe { inner($($arg),*) }
             }
-            match isa {
-                $crate::detect::Isa::Scalar => scalar,
-                #[cfg(target_arch = "x86_64")]
-                $crate::detect::Isa::Avx2(_) => avx2,
+            #[cfg(target_arch = "x86_64")]
+            if isa.avx2().is_some() {
+                return avx2;
             }
+            let _ = isa;
+            scalar
         }
     };
 }

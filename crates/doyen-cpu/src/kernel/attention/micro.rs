@@ -39,7 +39,9 @@ impl Micro {
         let (scores, accumulate): (Scores, Accumulate) = match isa {
             Isa::Scalar => (scores_scalar, accumulate_scalar),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(token) => super::micro_avx2::loops(token),
+            Isa::Avx2(_) | Isa::Avx512(_) => {
+                isa.avx2().map_or((scores_scalar, accumulate_scalar), super::micro_avx2::loops)
+            }
         };
         Self {
             scores,

@@ -72,7 +72,7 @@ pub fn select(format: Format, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
         Format::Int { bits, block, cols } => int(bits, block, cols, mode, isa, class),
         Format::Float { ty, orientation, .. } => match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => avx2_float::kernel(ty, orientation, class),
+            Isa::Avx2(_) | Isa::Avx512(_) => avx2_float::kernel(ty, orientation, class),
             Isa::Scalar => Kernel::float("scalar-float", scalar::float),
         },
     }
@@ -81,7 +81,9 @@ pub fn select(format: Format, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
 fn int(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) if vector_block(block, cols) => avx2::kernel(bits, block, cols, mode, class),
+        Isa::Avx2(_) | Isa::Avx512(_) if vector_block(block, cols) => {
+            avx2::kernel(bits, block, cols, mode, class)
+        }
         _ => match mode {
             Mode::Exact => Kernel::int("scalar-int-exact", scalar::exact),
             Mode::Fast => Kernel::int("scalar-int-fast", scalar::fast),
@@ -91,13 +93,20 @@ fn int(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa, class: RowCl
 
 /// The activation layout that the kernels of a format, mode and instruction set share.
 pub(super) fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
+    #[cfg(target_arch = "x86_64")]
+    let token = isa.avx2();
     match (format, isa) {
         (Format::Float { cols, .. }, _) => Layout::plain(cols),
         #[cfg(target_arch = "x86_64")]
-        (Format::Int { bits, block, cols }, Isa::Avx2(token)) if vector_block(block, cols) => match mode {
-            Mode::Exact => Layout::lanes(cols, bits, token),
-            Mode::Fast => Layout::int8_lanes(cols, bits, block, token),
-        },
+        (Format::Int { bits, block, cols }, _)
+            if let Some(token) = token
+                && vector_block(block, cols) =>
+        {
+            match mode {
+                Mode::Exact => Layout::lanes(cols, bits, token),
+                Mode::Fast => Layout::int8_lanes(cols, bits, block, token),
+            }
+        }
         (Format::Int { block, cols, .. }, _) => match mode {
             Mode::Exact => Layout::plain(cols),
             Mode::Fast => Layout::int8(cols, block),
