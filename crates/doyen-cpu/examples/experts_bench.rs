@@ -9,7 +9,6 @@ mod common;
 
 use common::{Case, Quantized, Rng, report};
 use doyen_cpu::{
-    detect::Isa,
     kernel::{
         experts::{Activation, Bank, Experts, Formats, Gate, Projection, Routes, Shape},
         linear::{Mode, Weights},
@@ -97,7 +96,7 @@ fn case<'a>(
     };
     let swiglu = Activation::SwiGlu { alpha: 1.0, beta: 0.0, limit: f32::INFINITY };
     let experts =
-        Experts::new(SHAPE, formats, swiglu, Gate::Interleaved, mode, Isa::detect()).expect("a valid bank");
+        Experts::new(SHAPE, formats, swiglu, Gate::Interleaved, mode, common::isa()).expect("a valid bank");
     let expert_bytes = layer.weights(Projection::Fc1, 0).bytes() + layer.weights(Projection::Fc2, 0).bytes();
     // Expected number of different experts among `tokens * K` random routes.
     let active = e as f64 * (1.0 - (1.0 - K as f64 / e as f64).powi(tokens as i32));

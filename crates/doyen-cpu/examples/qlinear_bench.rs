@@ -9,8 +9,7 @@ mod common;
 
 use common::{Case, Quantized, Rng, report, store};
 use doyen_cpu::{
-    detect::Isa,
-    kernel::linear::{FloatMatrix, Linear, Mode, Orientation, Output, RowClass, Weights},
+    kernel::linear::{FloatMatrix, Linear, Mode, Orientation, Output, Weights},
     pool::Pool,
 };
 use doyen_tensor::{FloatType, FloatView, format::Bits};
@@ -91,8 +90,8 @@ fn case<'a>(
     filter: &str,
 ) -> Option<Case<'a>> {
     let first = weights(0);
-    let linear = Linear::new(first.format(), mode, Isa::detect());
-    let name = format!("M={tokens} {label} {}", linear.kernel(RowClass::of(tokens)).name());
+    let linear = Linear::new(first.format(), mode, common::isa());
+    let name = format!("M={tokens} {label} {}", linear.kernel().name());
     if !filter.split(',').all(|f| name.contains(f)) {
         return None;
     }

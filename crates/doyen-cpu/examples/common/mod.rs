@@ -177,3 +177,9 @@ fn best_and_median(v: &mut [f64]) -> [f64; 2] {
     v.sort_by(f64::total_cmp);
     [0, v.len() / 2].map(|i| v.get(i).copied().unwrap_or(f64::NAN))
 }
+
+/// The instruction set that `DOYEN_CPU` names, or the best one.
+pub fn isa() -> doyen_cpu::detect::Isa {
+    use doyen_cpu::detect::Isa;
+    std::env::var("DOYEN_CPU").ok().and_then(|name| Isa::from_name(&name)).unwrap_or_else(Isa::detect)
+}

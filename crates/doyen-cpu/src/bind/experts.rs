@@ -7,7 +7,7 @@ use super::{
 use crate::{
     kernel::{
         experts::{self, Activation, Bank, Formats, Gate, Projection, Routes, Shape},
-        linear::{Linear, Mode, Orientation, RowClass, Weights},
+        linear::{Linear, Mode, Orientation, Weights},
         route::{Router, Weighting},
     },
     session::io::Io,
@@ -80,7 +80,7 @@ impl Kernel for ExpertsKernel {
     }
 
     fn name(&self) -> String {
-        let name = |p| self.experts.linear(p).map_or("", |l: &Linear| l.kernel(RowClass::One).name());
+        let name = |p| self.experts.linear(p).map_or("", |l: &Linear| l.kernel().name());
         format!("experts {} / {}", name(Projection::Fc1), name(Projection::Fc2))
     }
 

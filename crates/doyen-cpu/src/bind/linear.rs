@@ -5,7 +5,7 @@ use super::{
     weights::{Floats, OwnedQuant, OwnedWeights},
 };
 use crate::{
-    kernel::linear::{Linear, Mode, Orientation, Output, RowClass},
+    kernel::linear::{Linear, Mode, Orientation, Output},
     session::io::Io,
 };
 use doyen_graph::{
@@ -36,7 +36,7 @@ impl Kernel for Product {
     }
 
     fn name(&self) -> String {
-        self.linear.kernel(RowClass::One).name().to_owned()
+        self.linear.kernel().name().to_owned()
     }
 
     fn scratch(&self, limits: &Limits) -> usize {

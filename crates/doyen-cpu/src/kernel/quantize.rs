@@ -1,21 +1,26 @@
-//! Activations laid out for a product kernel: as they are, permuted to fit packed weights, or quantized to int8.
+//! Activations laid out for a product kernel: as they are, or quantized to int8.
 //!
 //! Weights stay as they lie in the file, so the activations move: a [`Layout`] says what a kernel wants to find
 //! beside the packed codes, [`Layout::prepare`] writes one token's row in it. Kernels with the same layout share one
-//! prepared row (query, key and value projections; every expert of a bank). The vector version of the int8 and the
-//! permuted layouts is in `avx2`; the scalar functions here define the values, which are the same on every path.
+//! prepared row (query, key and value projections; every expert of a bank). The layout, and every value in it, is the
+//! same on every instruction set; the scalar functions here define the values, `avx2` writes the same ones faster.
 //!
 //! # Int8 activations
 //! Columns are quantized in groups of at most 32 that begin anew at each weight block, so that a group has one weight
 //! scale. A group's scale is `max|x| / 127` and its codes are `round_half_even(x * (127 / max|x|))`. A group whose
 //! largest magnitude is below [`FLUSH`] becomes zero; a group that holds an infinity or a NaN gets the scale NaN, so
 //! that the damage shows in the output instead of turning into plausible numbers.
+//!
+//! A row is the codes, then three arrays of one number a group, zero-padded to a multiple of 8: the scales; the sums of the group's codes, as f32; and
+//! minus the sums times the default zero point of the weight's width, as i32 (adding it to a dot product of codes centres the
+//! weights). Codes lie by spans, the columns of 32 packed bytes of weights, zero-padded to a multiple of [`PAD`]; a span plane by plane:
+//! the columns that are the first code of their byte, then those that are the second, ... So plane `p` of a span meets 32 bytes of
+//! weights after a shift and a mask, and four of its bytes meet a 32-bit word of them.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
+mod avx2;
 
-#[cfg(target_arch = "x86_64")]
-use crate::detect::Avx2;
+use crate::detect::Isa;
 use doyen_tensor::format::Bits;
 
 /// Most columns that share an activation scale.
@@ -27,8 +32,11 @@ pub const FLUSH: f32 = 1e-36;
 /// Where each row of prepared activations begins: a cache line.
 pub const ROW_ALIGN: usize = 64;
 
-/// Bytes of packed codes a vector kernel takes at a time.
+/// Packed bytes of weights that a span of activations meets.
 pub(crate) const SPAN_BYTES: usize = 32;
+
+/// Codes are padded to a multiple of so many columns: eight groups of 32.
+pub(crate) const PAD: usize = 8 * GROUP;
 
 /// How one token's activations lie for a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,17 +49,33 @@ pub struct Layout {
 enum Kind {
     /// f32 in column order.
     Plain,
-    /// Int8 in column order (`cols` bytes, padded to 4), then a scale a group, then a sum a block.
-    Int8 { block: usize },
-    /// f32 permuted by spans of `span` columns, zero-padded: value `8 i + j` of a span is column `j * span / 8 + i`,
-    /// so that vector `i` meets code `i` of each 32-bit lane of packed weights.
-    #[cfg(target_arch = "x86_64")]
-    Lanes { span: usize, isa: Avx2 },
-    /// Int8 by spans, zero-padded. A span is `span` codes, plane after plane (all columns that are the first code of
-    /// their byte, then the second, ...), and eight f32: the activation scale of each 32-bit lane. The sums of
-    /// the blocks follow, zero-padded to a multiple of 8 and 8 more, which lets kernels read eight from any block.
-    #[cfg(target_arch = "x86_64")]
-    Int8Lanes { bits: Bits, block: usize, isa: Avx2 },
+    /// Int8 for weights of `bits` in blocks of `block` (module documentation).
+    Int8 { bits: Bits, block: usize, isa: Isa },
+}
+
+/// Where the parts of a row of int8 activations begin, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Int8Row {
+    /// Numbers of each array.
+    pub(crate) groups: usize,
+    /// Scales, f32.
+    pub(crate) scales: usize,
+    /// Sums of codes, f32.
+    pub(crate) sums: usize,
+    /// Minus sums of codes times the default zero point, i32.
+    pub(crate) centres: usize,
+}
+
+impl Int8Row {
+    pub(crate) const fn new(cols: usize, block: usize) -> Self {
+        let (scales, groups) = (cols.next_multiple_of(PAD), groups(cols, block));
+        let array = 4 * groups.next_multiple_of(8);
+        Self { groups, scales, sums: scales + array, centres: scales + 2 * array }
+    }
+
+    const fn bytes(&self) -> usize {
+        self.centres + self.centres - self.sums
+    }
 }
 
 impl Layout {
@@ -60,19 +84,9 @@ impl Layout {
         Self { cols, kind: Kind::Plain }
     }
 
-    /// Int8 in column order for weight blocks of `block` columns.
-    pub(crate) const fn int8(cols: usize, block: usize) -> Self {
-        Self { cols, kind: Kind::Int8 { block } }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) const fn lanes(cols: usize, bits: Bits, isa: Avx2) -> Self {
-        Self { cols, kind: Kind::Lanes { span: SPAN_BYTES * bits.per_byte(), isa } }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) const fn int8_lanes(cols: usize, bits: Bits, block: usize, isa: Avx2) -> Self {
-        Self { cols, kind: Kind::Int8Lanes { bits, block, isa } }
+    /// Int8 for weights of `bits` in blocks of `block` columns.
+    pub(crate) const fn int8(cols: usize, bits: Bits, block: usize, isa: Isa) -> Self {
+        Self { cols, kind: Kind::Int8 { bits, block, isa } }
     }
 
     /// Columns of a row.
@@ -89,17 +103,7 @@ impl Layout {
     pub const fn row_bytes(self) -> usize {
         let bytes = match self.kind {
             Kind::Plain => 4 * self.cols,
-            Kind::Int8 { block } => {
-                self.cols.next_multiple_of(4) + 4 * (groups(self.cols, block) + self.cols.div_ceil(block))
-            }
-            #[cfg(target_arch = "x86_64")]
-            Kind::Lanes { span, .. } => 4 * self.cols.next_multiple_of(span),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Int8Lanes { bits, block, .. } => {
-                let span = SPAN_BYTES * bits.per_byte();
-                self.cols.div_ceil(span) * (span + 32)
-                    + 4 * (self.cols.div_ceil(block).next_multiple_of(8) + 8)
-            }
+            Kind::Int8 { block, .. } => Int8Row::new(self.cols, block).bytes(),
         };
         bytes.next_multiple_of(ROW_ALIGN)
     }
@@ -118,14 +122,19 @@ impl Layout {
         assert_eq!(out.len(), self.row_bytes(), "bytes of a prepared row");
         match self.kind {
             Kind::Plain => put(out, x),
-            Kind::Int8 { block } => int8_row(x, block, out),
             #[cfg(target_arch = "x86_64")]
-            Kind::Lanes { span, .. } => lanes_row(x, span, out),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
-            Kind::Int8Lanes { bits, block, isa: _ } => unsafe { avx2::int8_row(x, bits, block, out) },
+            Kind::Int8 { bits, block, isa } if isa.avx2().is_some() && aligned(block, x.len()) => {
+                // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
+                unsafe { avx2::int8_row(x, bits, block, out) }
+            }
+            Kind::Int8 { bits, block, .. } => int8_row(x, bits, block, out),
         }
     }
+}
+
+/// Whether groups are 16 or 32 columns each, at multiples of that (the last one may be shorter).
+pub(crate) const fn aligned(block: usize, cols: usize) -> bool {
+    block >= cols || (block >= 16 && block.is_power_of_two())
 }
 
 /// Prepared rows of several tokens, in order or picked by a list.
@@ -214,47 +223,44 @@ pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-fn int8_row(x: &[f32], block: usize, out: &mut [u8]) {
-    let cols = x.len();
-    let (code_bytes, rest) = out.split_at_mut(cols.next_multiple_of(4));
-    let (scales, sums) = rest.split_at_mut(4 * groups(cols, block));
+fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8]) {
+    let at = Int8Row::new(x.len(), block);
+    out[..at.bytes()].fill(0);
     let mut g = 0;
     for (b, xs) in x.chunks(block).enumerate() {
-        let mut sum = 0f32;
         for (i, group) in xs.chunks(GROUP).enumerate() {
             let mut codes = [0i8; GROUP];
-            let scale = int8_group(group, &mut codes[..group.len()]);
-            let start = b * block + i * GROUP;
-            for (o, &q) in code_bytes[start..start + group.len()].iter_mut().zip(&codes) {
-                *o = q as u8;
+            let codes = &mut codes[..group.len()];
+            let scale = int8_group(group, codes);
+            for (c, &q) in (b * block + i * GROUP..).zip(codes.iter()) {
+                out[place(bits, c)] = q as u8;
             }
-            sum += scale * code_sum(&codes[..group.len()]) as f32;
-            scales[4 * g..4 * g + 4].copy_from_slice(&scale.to_le_bytes());
+            put_group(out, &at, g, bits, scale, code_sum(codes));
             g += 1;
         }
-        sums[4 * b..4 * b + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+/// Where the code of a column lies in a row.
+pub(crate) const fn place(bits: Bits, col: usize) -> usize {
+    let planes = bits.per_byte();
+    let i = col % (SPAN_BYTES * planes);
+    col - i + i % planes * SPAN_BYTES + i / planes
+}
+
+/// Writes the numbers of group `g`.
+#[inline]
+fn put_group(out: &mut [u8], at: &Int8Row, g: usize, bits: Bits, scale: f32, sum: i32) {
+    let centre = -sum * i32::from(bits.default_zero_point());
+    let numbers = [scale.to_le_bytes(), (sum as f32).to_le_bytes(), centre.to_le_bytes()];
+    for (start, number) in [at.scales, at.sums, at.centres].into_iter().zip(numbers) {
+        out[start + 4 * g..start + 4 * g + 4].copy_from_slice(&number);
     }
 }
 
 /// Sum of a group's codes: at most `32 * 127`, so exact.
 pub(crate) fn code_sum(codes: &[i8]) -> i32 {
     codes.iter().map(|&q| i32::from(q)).sum()
-}
-
-#[cfg(target_arch = "x86_64")]
-fn lanes_row(x: &[f32], span: usize, out: &mut [u8]) {
-    let per_lane = span / 8;
-    for (xs, o) in x.chunks(span).zip(out.chunks_mut(4 * span)) {
-        if xs.len() < span {
-            o.fill(0);
-        }
-        for (j, lane) in xs.chunks(per_lane).enumerate() {
-            for (i, v) in lane.iter().enumerate() {
-                let at = 4 * (8 * i + j);
-                o[at..at + 4].copy_from_slice(&v.to_le_bytes());
-            }
-        }
-    }
 }
 
 fn put(out: &mut [u8], x: &[f32]) {
@@ -303,40 +309,62 @@ mod tests {
             }
         }
 
-        /// The vector layout holds the same codes, scales and sums as the plain one, in its own places.
+        /// Every instruction set writes the same bytes.
         #[test]
-        #[cfg(target_arch = "x86_64")]
-        fn lanes_hold_the_scalar_values(
+        fn vector_rows_are_the_scalar_ones(
             x in proptest::collection::vec(-4f32..4.0, 1..400),
             w in 0usize..3, log_block in 4usize..10, row_wise in any::<bool>(),
         ) {
-            let Some(isa) = Avx2::detect() else { return Ok(()) };
             let (bits, cols) = (Bits::ALL[w], x.len());
             let block = if row_wise { cols } else { 1 << log_block };
-            let (plain, lanes) = (Layout::int8(cols, block), Layout::int8_lanes(cols, bits, block, isa));
-            let (mut a, mut b) = (vec![0xAA; plain.row_bytes()], vec![0xAA; lanes.row_bytes()]);
-            plain.prepare(&x, &mut a);
-            lanes.prepare(&x, &mut b);
-            let p = bits.per_byte();
-            let span = 32 * p;
-            let scales = &a[cols.next_multiple_of(4)..];
-            let sums = &scales[4 * groups(cols, block)..];
-            let per_block = block.div_ceil(GROUP);
-            for c in 0..cols.next_multiple_of(span) {
-                let record = &b[(c / span) * (span + 32)..];
-                let code = record[(c % p) * 32 + (c % span) / p];
-                prop_assert_eq!(code, if c < cols { a[c] } else { 0 }, "code {}", c);
-                let scale = f32_at(&record[span..], (c % span) / (span / 8));
-                if c < cols {
-                    let group = (c / block) * per_block + (c % block) / GROUP;
-                    prop_assert_eq!(scale, f32_at(scales, group), "scale {}", c);
-                }
-                prop_assert!(scale.is_finite());
+            let rows: Vec<Vec<u8>> = Isa::all().map(|isa| {
+                let layout = Layout::int8(cols, bits, block, isa);
+                let mut row = vec![0xAA; layout.row_bytes()];
+                layout.prepare(&x, &mut row);
+                row.truncate(Int8Row::new(cols, block).bytes());
+                row
+            }).collect();
+            for row in &rows[1..] {
+                prop_assert_eq!(row, &rows[0]);
             }
-            let vector_sums = &b[cols.div_ceil(span) * (span + 32)..];
-            let blocks = cols.div_ceil(block);
-            for i in 0..blocks.next_multiple_of(8) + 8 {
-                prop_assert_eq!(f32_at(vector_sums, i), if i < blocks { f32_at(sums, i) } else { 0.0 });
+        }
+
+        /// Codes, scales and sums of a row are those of its groups.
+        #[test]
+        fn rows_hold_their_groups(
+            x in proptest::collection::vec(-4f32..4.0, 1..200), w in 0usize..3, block in 1usize..100,
+        ) {
+            let (bits, cols) = (Bits::ALL[w], x.len());
+            let layout = Layout::int8(cols, bits, block, Isa::Scalar);
+            let mut row = vec![0xAA; layout.row_bytes()];
+            layout.prepare(&x, &mut row);
+            let at = Int8Row::new(cols, block);
+            let runs = (0..cols).step_by(block).flat_map(|b| {
+                let end = (b + block).min(cols);
+                (b..end).step_by(GROUP).map(move |g| g..(g + GROUP).min(end))
+            });
+            for (g, run) in runs.enumerate() {
+                let mut codes = [0i8; GROUP];
+                let codes = &mut codes[..run.len()];
+                let scale = int8_group(&x[run.clone()], codes);
+                prop_assert_eq!(f32_at(&row[at.scales..], g), scale);
+                prop_assert_eq!(f32_at(&row[at.sums..], g), code_sum(codes) as f32);
+                let centre = i32::from_le_bytes(row[at.centres + 4 * g..][..4].try_into().unwrap());
+                prop_assert_eq!(centre, -code_sum(codes) * i32::from(bits.default_zero_point()));
+                for (c, &q) in run.zip(codes.iter()) {
+                    prop_assert_eq!(row[place(bits, c)], q as u8);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn places_meet_the_bytes_of_packed_spans() {
+        for bits in Bits::ALL {
+            let planes = bits.per_byte();
+            for c in 0..512 {
+                let (span, plane, byte) = (c / (32 * planes), c % planes, c % (32 * planes) / planes);
+                assert_eq!(place(bits, c), (span * planes + plane) * 32 + byte);
             }
         }
     }

@@ -8,7 +8,7 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 #![allow(clippy::needless_range_loop, reason = "r and t index a tile in several arrays at once")]
 
-use super::{Columns, FloatMatrix, Kernel, Orientation, RowClass, avx2::hsum, avx2::load8, tiles};
+use super::{Columns, FloatMatrix, Kernel, Orientation, int::load8, tiles};
 use crate::kernel::quantize::Prepared;
 use doyen_tensor::{FloatType, FloatView};
 use std::{arch::x86_64::*, ops::Range};
@@ -30,24 +30,48 @@ const fn float_type<const TY: u8>() -> FloatType {
     }
 }
 
-/// The kernel of a stored type, orientation and row class.
-pub(super) fn kernel(ty: FloatType, orientation: Orientation, class: RowClass) -> Kernel {
+/// The kernel of a stored type and orientation.
+pub(super) fn kernel(ty: FloatType, orientation: Orientation) -> Kernel {
     macro_rules! table {
-        ($($float:ident $ty:ident $name:literal),* $(,)?) => {
-            match (orientation, ty, class) {
-                $((Orientation::RowMajor, FloatType::$float, RowClass::One) =>
-                    Kernel::float(concat!("avx2-", $name, "-rows-4x1"), row_major::<$ty, 4, 1>),
-                (Orientation::RowMajor, FloatType::$float, _) =>
-                    Kernel::float(concat!("avx2-", $name, "-rows-2x4"), row_major::<$ty, 2, 4>),
-                // Few rows of the file at a time stream best for one token; many amortise the accumulators' trips.
-                (Orientation::ColumnMajor, FloatType::$float, RowClass::One) =>
-                    Kernel::float(concat!("avx2-", $name, "-columns-32x1"), column_major::<$ty, 4, 1, 8>),
-                (Orientation::ColumnMajor, FloatType::$float, _) =>
-                    Kernel::float(concat!("avx2-", $name, "-columns-16x4"), column_major::<$ty, 2, 4, 64>),)*
+        ($($float:ident $name:literal),* $(,)?) => {
+            match (orientation, ty) {
+                $((Orientation::RowMajor, FloatType::$float) =>
+                    Kernel::float(concat!("avx2-", $name, "-rows"), rows::<$float>),
+                (Orientation::ColumnMajor, FloatType::$float) =>
+                    Kernel::float(concat!("avx2-", $name, "-columns"), columns::<$float>),)*
             }
         };
     }
-    table! { F32 F32 "f32", F16 F16 "f16", BF16 BF16 "bf16" }
+    table! { F32 "f32", F16 "f16", BF16 "bf16" }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows<const TY: u8>(
+    w: &FloatMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    if acts.tokens() == 1 {
+        row_major::<TY, 4, 1>(w, acts, bias, out);
+    } else {
+        row_major::<TY, 2, 4>(w, acts, bias, out);
+    }
+}
+
+/// Few columns of the file at a time stream best for one token; many amortise the accumulators' trips.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn columns<const TY: u8>(
+    w: &FloatMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    if acts.tokens() == 1 {
+        column_major::<TY, 4, 1, 8>(w, acts, bias, out);
+    } else {
+        column_major::<TY, 2, 4, 64>(w, acts, bias, out);
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -247,4 +271,12 @@ fn column_rest(
             *y = w.get(n, k).mul_add(x, *y);
         }
     }
+}
+
+/// Adds the lanes: halves, quarters, pairs.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn hsum(v: __m256) -> f32 {
+    let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
 }

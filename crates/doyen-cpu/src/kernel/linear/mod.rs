@@ -11,20 +11,24 @@
 //! * Callers that split work themselves prepare rows with [`Linear::layout`], and call [`Linear::rows`] for ranges of
 //!   weight rows. [`Output`] is the shared result; [`Output::columns`] hands out disjoint column ranges.
 //!
-//! # Numerics
-//! [`Mode::Exact`]: weights are dequantized to `code - zero_point` in f32, products and sums are f32 (fused on
-//! vector paths), the scale is applied to the partial sums. [`Mode::Fast`]: activations are int8 codes with an f32 scale
-//! per 32 columns, sums within a group are exact integers, scales and zero points are applied in f32. Float weights
-//! have one numerics only: f32 products of the widened weights.
+//! # Numerics, and the canonical order
+//! Columns are taken in groups of 32 (of 16 where blocks are; at most 32 and anew at each block in general), ascending. An
+//! element of the result has [`LANES`] accumulators from zero; group `g` goes to `acc = lane[g % 8]`:
+//! * [`Mode::Fast`]: activations are int8 codes with an f32 scale a group ([`super::quantize`]); `dot` is the exact integer sum of
+//!   (code - default zero point) times activation code, in f32; `value = fma(-(zero point - default), sum of activation codes, dot)`;
+//!   `acc = fma(value, scale_w * scale_a, acc)`.
+//! * [`Mode::Exact`]: `part` is the chain, from zero over ascending columns, of `fma(code - zero point, x, part)`; then
+//!   `acc = fma(part, scale_w, acc)`.
 //!
-//! For one (format, mode, ISA) an element of `y` is the result of one fixed sequence of operations that depends on
-//! its own row of `x` and of `W` only: number of tokens, row class, row range and threads do not change a bit.
+//! Then the lanes are added (i and i + 4, then i and i + 2, then the last two), and the bias. Quantized products give these same bits on every instruction set, whatever the number of tokens, the
+//! range of rows or the threads. Float weights have one numerics only: f32 products of the widened weights, in an order of
+//! the instruction set's own; there too an element depends on its own row of `x` and of `W` only.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_float;
 mod format;
+#[cfg(target_arch = "x86_64")]
+mod int;
 mod output;
 mod scalar;
 mod select;
@@ -47,6 +51,9 @@ use std::ops::Range;
 /// costs 1 to 2 us.
 const MIN_BYTES: usize = 48 << 10;
 
+/// Accumulators of an element: one kernel adds eight groups of one row at a time, another one group of many rows.
+const LANES: usize = 8;
+
 /// Numerics of products with quantized weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
@@ -56,44 +63,18 @@ pub enum Mode {
     Fast,
 }
 
-/// How many tokens a call has; kernels differ in their register tiles only, never in their results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RowClass {
-    /// One token.
-    One,
-    /// 2 to 7 tokens.
-    Few,
-    /// 8 tokens and more.
-    Many,
-}
-
-impl RowClass {
-    /// All classes.
-    pub const ALL: [Self; 3] = [Self::One, Self::Few, Self::Many];
-
-    /// The class of a number of tokens.
-    pub const fn of(tokens: usize) -> Self {
-        match tokens {
-            0..=1 => Self::One,
-            2..=7 => Self::Few,
-            _ => Self::Many,
-        }
-    }
-}
-
-/// A product bound to a weight format: the layout of its activations and a kernel per row class.
+/// A product bound to a weight format: the layout of its activations and its kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
     format: Format,
     layout: Layout,
-    kernels: [Kernel; 3],
+    kernel: Kernel,
 }
 
 impl Linear {
-    /// Chooses the kernels.
+    /// Chooses the kernel.
     pub fn new(format: Format, mode: Mode, isa: Isa) -> Self {
-        let kernels = RowClass::ALL.map(|class| select(format, mode, isa, class));
-        Self { format, layout: select::layout(format, mode, isa), kernels }
+        Self { format, layout: select::layout(format, mode, isa), kernel: select(format, mode, isa) }
     }
 
     /// The weight format this was made for.
@@ -106,9 +87,9 @@ impl Linear {
         self.layout
     }
 
-    /// The kernel of a row class.
-    pub const fn kernel(&self, class: RowClass) -> Kernel {
-        self.kernels[class as usize]
+    /// The kernel.
+    pub const fn kernel(&self) -> Kernel {
+        self.kernel
     }
 
     /// Bytes of scratch that [`Linear::run`] needs; `None` on overflow.
@@ -149,7 +130,7 @@ impl Linear {
         assert!(out.range().end <= weights.rows(), "rows {:?} of {}", out.range(), weights.rows());
         assert!(bias.is_none_or(|b| b.len() >= weights.rows()), "bias shorter than {} rows", weights.rows());
         if acts.tokens() > 0 && !out.range().is_empty() {
-            self.kernel(RowClass::of(acts.tokens())).run(weights, acts, bias, out);
+            self.kernel.run(weights, acts, bias, out);
         }
     }
 

@@ -1,11 +1,10 @@
 //! Products in portable Rust: every format, every block size. They judge the vector kernels, run where there is no
 //! vector unit, and take the blocks that vector kernels do not (neither a power of two nor the whole row).
 //!
-//! Order of an element: blocks ascending; in a block, groups of at most 32 columns ascending (fast) or four interleaved
-//! partial sums (exact); one rounding to f32 after every operation.
+//! They follow the canonical order of [`super`] to the letter, so that vector kernels have to give the same bits.
 
-use super::{Columns, FloatMatrix};
-use crate::kernel::quantize::{GROUP, Prepared, groups};
+use super::{Columns, FloatMatrix, LANES};
+use crate::kernel::quantize::{GROUP, Int8Row, Prepared, place};
 use doyen_tensor::{
     FloatView,
     format::{Bits, QuantMatrix},
@@ -46,41 +45,32 @@ pub(super) fn exact(
     for n in out.range() {
         let row = w.row(n);
         for ts in super::tiles(0..acts.tokens(), TOKENS) {
-            let (mut acc, mut part) = ([0f32; TOKENS], [0f32; TOKENS]);
-            let mut current = 0;
+            let mut acc = [[0f32; LANES]; TOKENS];
             let mut codes = [0u8; GROUP];
-            for (b, run) in runs(w.cols, block) {
-                if b != current {
-                    close_block(&mut acc, &mut part, w.scale(n, current));
-                    current = b;
-                }
-                let zero = w.zero_point(n, b);
+            for (g, (b, run)) in runs(w.cols, block).enumerate() {
+                let (scale, zero) = (w.scale(n, b), w.zero_point(n, b));
                 unpack(w.bits, row, run.clone(), &mut codes);
-                for (p, t) in part.iter_mut().zip(ts.clone()) {
-                    *p += dot_f32(&codes[..run.len()], zero, &acts.row(t)[4 * run.start..4 * run.end]);
+                for (a, t) in acc.iter_mut().zip(ts.clone()) {
+                    let x = &acts.row(t)[4 * run.start..4 * run.end];
+                    let lane = &mut a[g % LANES];
+                    *lane = dot_f32(&codes[..run.len()], zero, x).mul_add(scale, *lane);
                 }
             }
-            close_block(&mut acc, &mut part, w.scale(n, current));
             for (a, t) in acc.iter().zip(ts) {
-                out.set(t, n, a + bias_of(bias, n));
+                out.set(t, n, lane_sum(a) + bias_of(bias, n));
             }
         }
     }
 }
 
-fn close_block(acc: &mut [f32; TOKENS], part: &mut [f32; TOKENS], scale: f32) {
-    for (a, p) in acc.iter_mut().zip(part) {
-        *a += *p * scale;
-        *p = 0.0;
-    }
+/// Sum of the lanes of an element: i and i + 4, then i and i + 2, then the last two.
+fn lane_sum(lanes: &[f32; LANES]) -> f32 {
+    let half = |i: usize| lanes[i] + lanes[i + 4];
+    (half(0) + half(2)) + (half(1) + half(3))
 }
 
 fn dot_f32(codes: &[u8], zero: f32, x: &[u8]) -> f32 {
-    let mut sums = [0f32; 4];
-    for (i, &q) in codes.iter().enumerate() {
-        sums[i % 4] += (f32::from(q) - zero) * f32_at(x, i);
-    }
-    (sums[0] + sums[1]) + (sums[2] + sums[3])
+    codes.iter().enumerate().fold(0.0, |sum, (i, &q)| (f32::from(q) - zero).mul_add(f32_at(x, i), sum))
 }
 
 /// Quantized weights, int8 activations.
@@ -91,44 +81,35 @@ pub(super) fn fast(
     out: &mut Columns<'_>,
 ) {
     let block = w.block.min(w.cols);
-    // Eight-bit codes are taken as signed, and so are their zero points: most are then near 0.
-    let centre = if w.bits == Bits::B8 { 128 } else { 0 };
-    let scales_at = w.cols.next_multiple_of(4);
-    let sums_at = scales_at + 4 * groups(w.cols, block);
+    let at = Int8Row::new(w.cols, block);
+    let centre = w.bits.default_zero_point();
     for n in out.range() {
         let row = w.row(n);
         for ts in super::tiles(0..acts.tokens(), TOKENS) {
-            let (mut acc, mut part) = ([0f32; TOKENS], [0f32; TOKENS]);
-            let mut current = 0;
+            let mut acc = [[0f32; LANES]; TOKENS];
             let mut codes = [0u8; GROUP];
             for (g, (b, run)) in runs(w.cols, block).enumerate() {
-                if b != current {
-                    close_block(&mut acc, &mut part, w.scale(n, current));
-                    current = b;
-                }
+                let (scale, zero) = (w.scale(n, b), w.zero_point(n, b) - f32::from(centre));
                 unpack(w.bits, row, run.clone(), &mut codes);
-                for (p, t) in part.iter_mut().zip(ts.clone()) {
-                    let a = acts.row(t);
-                    let dot = dot_i8(&codes[..run.len()], centre, &a[run.clone()]);
-                    *p += dot as f32 * f32_at(&a[scales_at..], g);
+                for (acc, t) in acc.iter_mut().zip(ts.clone()) {
+                    let (a, lane) = (acts.row(t), &mut acc[g % LANES]);
+                    let dot = dot_i8(w.bits, &codes[..run.len()], run.start, a) as f32;
+                    let value = (-zero).mul_add(f32_at(&a[at.sums..], g), dot);
+                    *lane = value.mul_add(scale * f32_at(&a[at.scales..], g), *lane);
                 }
             }
-            close_block(&mut acc, &mut part, w.scale(n, current));
             for (a, t) in acc.iter().zip(ts) {
-                let zero = zero_term(w, n, centre, &acts.row(t)[sums_at..]);
-                out.set(t, n, a - zero + bias_of(bias, n));
+                out.set(t, n, lane_sum(a) + bias_of(bias, n));
             }
         }
     }
 }
 
-fn dot_i8(codes: &[u8], centre: i32, a: &[u8]) -> i32 {
-    codes.iter().zip(a).map(|(&q, &a)| (i32::from(q) - centre) * i32::from(a as i8)).sum()
-}
-
-/// What the zero points take off: `sum_b scale_b * zero_b * (sum of the block's activations)`.
-fn zero_term(w: &QuantMatrix<'_>, n: usize, centre: i32, sums: &[u8]) -> f32 {
-    (0..w.blocks()).map(|b| w.scale(n, b) * (w.zero_point(n, b) - centre as f32) * f32_at(sums, b)).sum()
+/// Centred codes of the columns from `col` on times theirs in `a`.
+fn dot_i8(bits: Bits, codes: &[u8], col: usize, a: &[u8]) -> i32 {
+    let centre = i32::from(bits.default_zero_point());
+    let activation = |c: usize| i32::from(a[place(bits, c)] as i8);
+    codes.iter().zip(col..).map(|(&q, c)| (i32::from(q) - centre) * activation(c)).sum()
 }
 
 /// Float weights of either orientation, f32 activations.

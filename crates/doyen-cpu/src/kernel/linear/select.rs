@@ -1,16 +1,16 @@
 //! Which kernel a weight gets: the one table of this folder.
 //!
-//! Read at bind time. A new instruction set adds its rows to [`int`] and [`float`] and its layouts to [`layout`].
+//! Read at bind time. A new instruction set adds its rows to [`int::kernel`] and [`float`].
 
-use super::{Columns, FloatMatrix, Format, Mode, RowClass, Weights, scalar};
+use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx2_float};
+use super::{avx2_float, int};
 use crate::{
     detect::Isa,
-    kernel::quantize::{Layout, Prepared},
+    kernel::quantize::{Layout, Prepared, aligned},
 };
 use doyen_tensor::{
-    FloatView,
+    FloatType, FloatView,
     format::{Bits, QuantMatrix},
 };
 
@@ -33,7 +33,7 @@ enum Function {
 }
 
 impl Kernel {
-    /// The name: instruction set, format, mode, register tile (weight rows x tokens).
+    /// The name: instruction set, format, mode.
     pub const fn name(self) -> &'static str {
         self.name
     }
@@ -66,57 +66,41 @@ impl Kernel {
     }
 }
 
-/// The kernel for a format, mode, instruction set and row class.
-pub fn select(format: Format, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
+/// The kernel for a format, mode and instruction set.
+pub fn select(format: Format, mode: Mode, isa: Isa) -> Kernel {
     match format {
-        Format::Int { bits, block, cols } => int(bits, block, cols, mode, isa, class),
-        Format::Float { ty, orientation, .. } => match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) | Isa::Avx512(_) => avx2_float::kernel(ty, orientation, class),
-            Isa::Scalar => Kernel::float("scalar-float", scalar::float),
-        },
+        Format::Int { bits, block, cols } => quantized(bits, block, cols, mode, isa),
+        Format::Float { ty, orientation, .. } => float(ty, orientation, isa),
     }
 }
 
-fn int(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa, class: RowClass) -> Kernel {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) | Isa::Avx512(_) if vector_block(block, cols) => {
-            avx2::kernel(bits, block, cols, mode, class)
-        }
-        _ => match mode {
-            Mode::Exact => Kernel::int("scalar-int-exact", scalar::exact),
-            Mode::Fast => Kernel::int("scalar-int-fast", scalar::fast),
-        },
-    }
-}
-
-/// The activation layout that the kernels of a format, mode and instruction set share.
-pub(super) fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
+fn quantized(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Kernel {
     #[cfg(target_arch = "x86_64")]
-    let token = isa.avx2();
-    match (format, isa) {
-        (Format::Float { cols, .. }, _) => Layout::plain(cols),
-        #[cfg(target_arch = "x86_64")]
-        (Format::Int { bits, block, cols }, _)
-            if let Some(token) = token
-                && vector_block(block, cols) =>
-        {
-            match mode {
-                Mode::Exact => Layout::lanes(cols, bits, token),
-                Mode::Fast => Layout::int8_lanes(cols, bits, block, token),
-            }
-        }
-        (Format::Int { block, cols, .. }, _) => match mode {
-            Mode::Exact => Layout::plain(cols),
-            Mode::Fast => Layout::int8(cols, block),
-        },
+    if aligned(block, cols)
+        && let Some(kernel) = int::kernel(bits, block, cols, mode, isa)
+    {
+        return kernel;
+    }
+    let _ = (bits, block, cols, isa);
+    match mode {
+        Mode::Exact => Kernel::int("scalar-int-exact", scalar::exact),
+        Mode::Fast => Kernel::int("scalar-int-fast", scalar::fast),
     }
 }
 
-/// Blocks that vector kernels take: powers of two from 16 on, and the whole row. Then neither a group of activations
-/// nor a 32-bit lane of packed codes (at most 16 columns) straddles a border between blocks.
-#[cfg(target_arch = "x86_64")]
-const fn vector_block(block: usize, cols: usize) -> bool {
-    block >= cols || (block >= 16 && block.is_power_of_two())
+fn float(ty: FloatType, orientation: Orientation, isa: Isa) -> Kernel {
+    #[cfg(target_arch = "x86_64")]
+    if isa.avx2().is_some() {
+        return avx2_float::kernel(ty, orientation);
+    }
+    let _ = (ty, orientation, isa);
+    Kernel::float("scalar-float", scalar::float)
+}
+
+/// The activation layout of a format and mode.
+pub(super) const fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
+    match (format, mode) {
+        (Format::Float { cols, .. }, _) | (Format::Int { cols, .. }, Mode::Exact) => Layout::plain(cols),
+        (Format::Int { bits, block, cols }, Mode::Fast) => Layout::int8(cols, bits, block, isa),
+    }
 }

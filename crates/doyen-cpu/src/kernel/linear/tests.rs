@@ -9,8 +9,8 @@ use doyen_tensor::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// Token counts that meet every row class and every remainder of the tiles.
-const TOKENS: [usize; 6] = [1, 2, 3, 5, 8, 17];
+/// Token counts that meet every way through the tokens and every remainder of the tiles.
+const TOKENS: [usize; 8] = [1, 2, 3, 4, 5, 8, 17, 71];
 
 /// A small deterministic generator: proptest shrinks its seed and the shapes, not thousands of numbers.
 struct Rng(u64);
@@ -138,7 +138,8 @@ fn cases() -> impl Strategy<Value = Case> {
         2 => (16usize..200).prop_map(Some),
     ];
     let cols = prop_oneof![4 => 1usize..400, 3 => (1usize..12).prop_map(|c| 32 * c), 1 => 2000usize..4500];
-    (1usize..9, cols, 0usize..3, block, float_types(), zero, 0usize..5, 0usize..3, any::<u64>()).prop_map(
+    let rows = prop_oneof![1usize..9, 8usize..70];
+    (rows, cols, 0usize..3, block, float_types(), zero, 0usize..5, 0usize..3, any::<u64>()).prop_map(
         |(rows, cols, bits, block, scale, zero, lead, gap, seed)| {
             let row_wise = matches!(zero, Zero::AcrossRows) || block.is_none();
             let block = if row_wise { cols } else { block.unwrap_or(cols) };
@@ -168,11 +169,10 @@ fn dot_f64(m: &QuantMatrix<'_>, n: usize, x: &[f64]) -> f64 {
         .sum()
 }
 
-/// Roundings an element meets one after the other, at most: a lane's products, its spans, the adding up. The scalar
-/// path sums a block in one go, so its chain is the block's.
+/// Roundings an element meets one after the other, at most: a group's products, its groups, the bias.
 fn chain(case: &Case) -> f64 {
     let block = case.block.min(case.cols);
-    (block / 4 + case.cols.div_ceil(block) + case.cols / 32 + 32) as f64 * f64::from(f32::EPSILON)
+    (quantize::GROUP + case.cols.div_ceil(block) + case.cols / 16 + 8) as f64 * f64::from(f32::EPSILON)
 }
 
 fn product(
@@ -204,8 +204,8 @@ fn rounded(x: &[f32], block: usize) -> (Vec<f64>, Vec<f64>) {
     (value, scale)
 }
 
-/// Bitwise the same whatever the tokens, the row class and the range of rows.
-fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option<FloatView<'_>>) {
+/// Bitwise the same whatever the tokens and the range of rows; gives the bits.
+fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option<FloatView<'_>>) -> Vec<u32> {
     let (cols, rows) = (w.cols(), w.rows());
     let all = x.len() / cols;
     let alone: Vec<u32> = (0..all)
@@ -215,12 +215,7 @@ fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option
     for tokens in TOKENS.into_iter().filter(|&t| t <= all) {
         let y: Vec<u32> =
             product(linear, w, &x[..tokens * cols], tokens, bias).into_iter().map(f32::to_bits).collect();
-        assert_eq!(
-            y,
-            alone[..tokens * rows],
-            "{tokens} tokens, {}",
-            linear.kernel(RowClass::of(tokens)).name()
-        );
+        assert_eq!(y, alone[..tokens * rows], "{tokens} tokens, {}", linear.kernel().name());
     }
     let tokens = all.min(5);
     let mut bytes = vec![0; linear.scratch_len(tokens).unwrap()];
@@ -244,6 +239,7 @@ fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option
             .collect();
         assert_eq!(y, alone[..tokens * rows], "rows cut at {cut}");
     }
+    alone
 }
 
 proptest! {
@@ -318,12 +314,17 @@ proptest! {
         let stored = Stored::new(&case);
         let w = Weights::Int(stored.matrix());
         let mut rng = Rng(case.seed ^ 3);
-        let x = rng.floats(case.cols * TOKENS[5]);
+        let x = rng.floats(case.cols * TOKENS[7]);
         let bias = store(FloatType::F16, &rng.floats(case.rows), 0);
         let bias = FloatView::new(FloatType::F16, &bias).unwrap();
-        for isa in Isa::all() {
-            for mode in [Mode::Exact, Mode::Fast] {
-                same_in_any_company(&Linear::new(w.format(), mode, isa), &w, &x, with_bias.then_some(bias));
+        for mode in [Mode::Exact, Mode::Fast] {
+            let bits = Isa::all().map(|isa| {
+                let linear = Linear::new(w.format(), mode, isa);
+                (isa, same_in_any_company(&linear, &w, &x, with_bias.then_some(bias)))
+            });
+            let all: Vec<_> = bits.collect();
+            for (isa, bits) in &all[1..] {
+                prop_assert_eq!(bits, &all[0].1, "{} and scalar, {:?}", isa, mode);
             }
         }
     }
@@ -340,7 +341,7 @@ proptest! {
         let values = FloatView::new(ty, &bytes[lead..]).unwrap();
         let m = FloatMatrix { rows, cols, orientation, stride: inner + gap, values };
         let w = Weights::Float(m);
-        let x = rng.floats(cols * TOKENS[5]);
+        let x = rng.floats(cols * TOKENS[7]);
         let bias = rng.floats(rows);
         let stored = store(FloatType::F32, &bias, 0);
         let view = with_bias.then_some(FloatView::new(FloatType::F32, &stored).unwrap());

@@ -1,8 +1,8 @@
-//! Int8 activations in span order, vectorised; the values are those of the scalar functions, bit for bit.
+//! Int8 activations, vectorised; the values are those of the scalar functions, bit for bit.
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{FLUSH, GROUP, SPAN_BYTES};
+use super::{FLUSH, GROUP, Int8Row, SPAN_BYTES, put_group};
 use doyen_tensor::format::Bits;
 use std::arch::x86_64::*;
 
@@ -13,67 +13,35 @@ struct Quantized {
     sums: [i32; 2],
 }
 
-/// Writes one row as `Kind::Int8Lanes` describes it. `block` is a power of two of at least 16, or the whole row.
+/// Writes one row. `block` is a power of two of at least 16, or the whole row.
+///
+/// # Panics
+/// When `out` is shorter than a row.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8]) {
+    let at = Int8Row::new(x.len(), block);
+    let halves = block == 16 && x.len() > 16;
     let span = SPAN_BYTES * bits.per_byte();
-    let halves = block == 16;
-    let (records, sums) = out.split_at_mut(x.len().div_ceil(span) * (span + 32));
-    sums.fill(0);
-    let mut add = BlockSums { sums, block, current: 0, sum: 0.0 };
-    for (s, (xs, record)) in x.chunks(span).zip(records.chunks_exact_mut(span + 32)).enumerate() {
+    for (s, xs) in x.chunks(span).enumerate() {
         let mut codes = [_mm256_setzero_si256(); 4];
-        let mut lanes = [0f32; 8];
-        for (g, xg) in xs.chunks(GROUP).enumerate() {
+        for (i, xg) in xs.chunks(GROUP).enumerate() {
             let q = quantize32(xg, halves);
-            codes[g] = q.codes;
-            // Half of a 32-column group covers 1, 2 or 4 lanes at 2, 4 or 8 bits.
-            let per_half = lanes.len() * GROUP / span / 2;
-            for h in 0..2 {
-                lanes[(2 * g + h) * per_half..][..per_half].fill(q.scales[h]);
-            }
-            let col = s * span + g * GROUP;
+            codes[i] = q.codes;
+            let g = s * span / GROUP + i;
             if halves {
-                add.group(col, q.scales[0], q.sums[0]);
+                put_group(out, &at, 2 * g, bits, q.scales[0], q.sums[0]);
                 if xg.len() > GROUP / 2 {
-                    add.group(col + GROUP / 2, q.scales[1], q.sums[1]);
+                    put_group(out, &at, 2 * g + 1, bits, q.scales[1], q.sums[1]);
                 }
             } else {
-                add.group(col, q.scales[0], q.sums[0] + q.sums[1]);
+                put_group(out, &at, g, bits, q.scales[0], q.sums[0] + q.sums[1]);
             }
         }
-        store_planes(bits, codes, &mut record[..span]);
-        for (o, v) in record[span..].chunks_exact_mut(4).zip(lanes) {
-            o.copy_from_slice(&v.to_le_bytes());
-        }
+        store_planes(bits, codes, &mut out[s * span..(s + 1) * span]);
     }
-    add.finish();
-}
-
-/// Adds up `scale * sum of codes` block by block, in ascending order of groups.
-struct BlockSums<'a> {
-    sums: &'a mut [u8],
-    block: usize,
-    current: usize,
-    sum: f32,
-}
-
-impl BlockSums<'_> {
-    fn group(&mut self, col: usize, scale: f32, codes: i32) {
-        let b = col / self.block;
-        if b != self.current {
-            self.write();
-            (self.current, self.sum) = (b, 0.0);
-        }
-        self.sum += scale * codes as f32;
-    }
-
-    fn write(&mut self) {
-        self.sums[4 * self.current..4 * self.current + 4].copy_from_slice(&self.sum.to_le_bytes());
-    }
-
-    fn finish(mut self) {
-        self.write();
+    out[x.len().next_multiple_of(span)..at.scales].fill(0);
+    for array in [at.scales, at.sums, at.centres] {
+        out[array + 4 * at.groups..array + at.sums - at.scales].fill(0);
     }
 }
 

@@ -1,0 +1,253 @@
+//! [`Lanes`] of eight rows with AVX2, FMA and F16C, and the kernels made of them.
+//!
+//! Codes below 16 are multiplied as they are: eight `vpmaddubsw` add up to at most `8 * 2 * 15 * 127 = 30480`, so a whole group
+//! stays in 16 bits. 8-bit codes would overflow there, so they are taken as signed (`code - 128`) and multiplied as
+//! `|w| * (a with w's sign)`: at most `2 * 128 * 127`.
+
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+
+use super::{
+    super::{Columns, Kernel, Mode},
+    exact, fast,
+    lanes::{Lanes, offset},
+    stream::Plain,
+};
+use crate::kernel::quantize::Prepared;
+use doyen_tensor::{
+    FloatView,
+    format::{Bits, QuantMatrix},
+};
+use std::arch::x86_64::*;
+
+/// The kernel of a width, for blocks of 16 columns (`halves`) or more.
+pub(super) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
+    macro_rules! table {
+        ($($bits:ident $n:literal $halves:literal $unit:literal $name:literal),* $(,)?) => {
+            match (bits, halves, mode) {
+                $((Bits::$bits, $halves, Mode::Fast) =>
+                    Kernel::int(concat!("avx2-", $name, "-fast"), fast_rows::<$n, $unit>),
+                (Bits::$bits, $halves, Mode::Exact) =>
+                    Kernel::int(concat!("avx2-", $name, "-exact"), exact_rows::<$n, $unit>),)*
+            }
+        };
+    }
+    table! {
+        B2 2 false 32 "int2", B2 2 true 16 "int2-b16",
+        B4 4 false 32 "int4", B4 4 true 16 "int4-b16",
+        B8 8 false 32 "int8", B8 8 true 16 "int8-b16",
+    }
+}
+
+/// # Safety
+/// As [`fast::rows`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
+    w: &QuantMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { fast::rows::<Eight, Plain, BITS, UNIT>(w, acts, bias, out) }
+}
+
+/// # Safety
+/// As [`exact::rows`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
+    w: &QuantMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { exact::rows::<Eight, BITS, UNIT>(w, acts, bias, out) }
+}
+
+/// Eight lanes.
+struct Eight;
+
+// SAFETY of every block below: what `Lanes` demands of its callers.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "all are covered by the contract that `Lanes` states once"
+)]
+impl Lanes for Eight {
+    const ROWS: usize = 8;
+    const FAST_TOKENS: usize = 4;
+    const EXACT_TOKENS: usize = 6;
+    type Int = __m256i;
+    type Float = __m256;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m256) {
+        unsafe { _mm256_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> __m256 {
+        unsafe { _mm256_set1_ps(p.read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn neg_mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(v: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_int(p: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_int(p: *mut u8, v: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(base: *const u8, stride: usize) -> [__m256i; 4] {
+        unsafe {
+            let mut row = [_mm256_setzero_si256(); 4];
+            for (r, row) in row.iter_mut().enumerate() {
+                let low = _mm_loadu_si128(base.add(r * stride).cast());
+                let high = _mm_loadu_si128(base.add((r + 4) * stride).cast());
+                *row = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+            }
+            let (a, b) = (_mm256_unpacklo_epi32(row[0], row[1]), _mm256_unpackhi_epi32(row[0], row[1]));
+            let (c, d) = (_mm256_unpacklo_epi32(row[2], row[3]), _mm256_unpackhi_epi32(row[2], row[3]));
+            [
+                _mm256_unpacklo_epi64(a, c),
+                _mm256_unpackhi_epi64(a, c),
+                _mm256_unpacklo_epi64(b, d),
+                _mm256_unpackhi_epi64(b, d),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn plane(v: __m256i, n: i32, mask: u8) -> __m256i {
+        unsafe { _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm256_set1_epi8(mask as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn code(v: __m256i, n: i32, mask: i32) -> __m256i {
+        unsafe { _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm256_set1_epi32(mask)) }
+    }
+    #[inline(always)]
+    unsafe fn code8(v: __m256i) -> __m256i {
+        unsafe { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
+        w: &[__m256i; 8],
+        acts: [*const u8; T],
+        centre: [*const i32; T],
+    ) -> [__m256i; T] {
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut sums = [_mm256_setzero_si256(); T];
+            for (v, &w) in w.iter().enumerate().take(V) {
+                for t in 0..T {
+                    let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
+                    sums[t] = if BITS == 8 {
+                        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+                        _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones))
+                    } else {
+                        let pairs = _mm256_maddubs_epi16(w, a);
+                        if v == 0 { pairs } else { _mm256_add_epi16(sums[t], pairs) }
+                    };
+                }
+            }
+            if BITS != 8 {
+                for t in 0..T {
+                    let centre = _mm256_set1_epi32(centre[t].read_unaligned());
+                    sums[t] = _mm256_add_epi32(_mm256_madd_epi16(sums[t], ones), centre);
+                }
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        unsafe { transpose_eight(rows, stride, len, out, 8) }
+    }
+}
+
+/// `out[b * width + r] = rows[r * stride + b]` for eight rows and `b < len`.
+///
+/// # Safety
+/// As [`Lanes::transpose_floats`] says, for eight rows and `out` in steps of `width`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn transpose_eight(
+    rows: *const f32,
+    stride: usize,
+    len: usize,
+    out: *mut f32,
+    width: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let whole = len / 8 * 8;
+        for b in (0..whole).step_by(8) {
+            let mut v = [_mm256_setzero_ps(); 8];
+            for (r, v) in v.iter_mut().enumerate() {
+                *v = _mm256_loadu_ps(rows.add(r * stride + b));
+            }
+            for (i, v) in transpose8(v).into_iter().enumerate() {
+                _mm256_storeu_ps(out.add((b + i) * width), v);
+            }
+        }
+        for b in whole..len {
+            for r in 0..8 {
+                *out.add(b * width + r) = *rows.add(r * stride + b);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose8(v: [__m256; 8]) -> [__m256; 8] {
+    let pairs = |a: __m256, b: __m256| (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    let ((a0, a1), (a2, a3)) = (pairs(v[0], v[1]), pairs(v[2], v[3]));
+    let ((b0, b1), (b2, b3)) = (pairs(v[4], v[5]), pairs(v[6], v[7]));
+    let quads = |a: __m256, b: __m256| (_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b));
+    let ((c0, c1), (c2, c3)) = (quads(a0, a2), quads(a1, a3));
+    let ((d0, d1), (d2, d3)) = (quads(b0, b2), quads(b1, b3));
+    let low = |a: __m256, b: __m256| _mm256_permute2f128_ps::<0x20>(a, b);
+    let high = |a: __m256, b: __m256| _mm256_permute2f128_ps::<0x31>(a, b);
+    [
+        low(c0, d0),
+        low(c1, d1),
+        low(c2, d2),
+        low(c3, d3),
+        high(c0, d0),
+        high(c1, d1),
+        high(c2, d2),
+        high(c3, d3),
+    ]
+}

@@ -1,0 +1,192 @@
+//! [`Lanes`] of sixteen rows with AVX-512 F, BW, DQ, VL and VNNI, and the kernels made of them.
+//!
+//! `vpdpbusd` takes codes of any width unsigned, as they are stored, and adds four products to a 32-bit sum exactly.
+
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+
+use super::{
+    super::{Columns, Kernel, Mode},
+    avx2::transpose_eight,
+    exact, fast,
+    lanes::{Lanes, offset},
+    stream::Vnni,
+};
+use crate::kernel::quantize::Prepared;
+use doyen_tensor::{
+    FloatView,
+    format::{Bits, QuantMatrix},
+};
+use std::arch::x86_64::*;
+
+/// The kernel of a width, for blocks of 16 columns (`halves`) or more.
+pub(super) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
+    macro_rules! table {
+        ($($bits:ident $n:literal $halves:literal $unit:literal $name:literal),* $(,)?) => {
+            match (bits, halves, mode) {
+                $((Bits::$bits, $halves, Mode::Fast) =>
+                    Kernel::int(concat!("avx512-", $name, "-fast"), fast_rows::<$n, $unit>),
+                (Bits::$bits, $halves, Mode::Exact) =>
+                    Kernel::int(concat!("avx512-", $name, "-exact"), exact_rows::<$n, $unit>),)*
+            }
+        };
+    }
+    table! {
+        B2 2 false 32 "int2", B2 2 true 16 "int2-b16",
+        B4 4 false 32 "int4", B4 4 true 16 "int4-b16",
+        B8 8 false 32 "int8", B8 8 true 16 "int8-b16",
+    }
+}
+
+/// # Safety
+/// As [`fast::rows`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
+    w: &QuantMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { fast::rows::<Sixteen, Vnni, BITS, UNIT>(w, acts, bias, out) }
+}
+
+/// # Safety
+/// As [`exact::rows`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
+    w: &QuantMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { exact::rows::<Sixteen, BITS, UNIT>(w, acts, bias, out) }
+}
+
+/// Sixteen lanes.
+struct Sixteen;
+
+// SAFETY of every block below: what `Lanes` demands of its callers.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "all are covered by the contract that `Lanes` states once"
+)]
+impl Lanes for Sixteen {
+    const ROWS: usize = 16;
+    const FAST_TOKENS: usize = 8;
+    const EXACT_TOKENS: usize = 8;
+    type Int = __m512i;
+    type Float = __m512;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> __m512 {
+        unsafe { _mm512_set1_ps(p.read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn neg_mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_int(p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_int(p: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(base: *const u8, stride: usize) -> [__m512i; 4] {
+        unsafe {
+            let mut row = [_mm512_setzero_si512(); 4];
+            for (r, row) in row.iter_mut().enumerate() {
+                let at = |i: usize| _mm_loadu_si128(base.add((r + 4 * i) * stride).cast());
+                let v = _mm512_castsi128_si512(at(0));
+                let v = _mm512_inserti32x4::<1>(v, at(1));
+                let v = _mm512_inserti32x4::<2>(v, at(2));
+                *row = _mm512_inserti32x4::<3>(v, at(3));
+            }
+            let (a, b) = (_mm512_unpacklo_epi32(row[0], row[1]), _mm512_unpackhi_epi32(row[0], row[1]));
+            let (c, d) = (_mm512_unpacklo_epi32(row[2], row[3]), _mm512_unpackhi_epi32(row[2], row[3]));
+            [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(b, d),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn plane(v: __m512i, n: i32, mask: u8) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm512_set1_epi8(mask as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn code(v: __m512i, n: i32, mask: i32) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm512_set1_epi32(mask)) }
+    }
+    #[inline(always)]
+    unsafe fn code8(v: __m512i) -> __m512i {
+        v
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
+        w: &[__m512i; 8],
+        acts: [*const u8; T],
+        centre: [*const i32; T],
+    ) -> [__m512i; T] {
+        unsafe {
+            let mut sums = [_mm512_setzero_si512(); T];
+            for t in 0..T {
+                sums[t] = _mm512_set1_epi32(centre[t].read_unaligned());
+            }
+            for (v, &w) in w.iter().enumerate().take(V) {
+                for t in 0..T {
+                    let a = _mm512_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
+                    sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);
+                }
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        unsafe {
+            transpose_eight(rows, stride, len, out, 16);
+            transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
+        }
+    }
+}

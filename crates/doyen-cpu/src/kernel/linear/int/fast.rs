@@ -1,0 +1,311 @@
+//! Products with int8 activations.
+//!
+//! A group's products are summed as integers, exactly. Up to [`STREAMED`] tokens go through [`super::stream`]. More tokens meet codes that
+//! are unpacked into a staging buffer first, a segment of a tile at a time, which fits the first-level cache. The groups of one of the
+//! canonical order's lanes follow each other, so that accumulators stay in registers.
+
+use super::{
+    super::{Columns, LANES, scalar, tiles},
+    lanes::{Lanes, MAX_ROWS},
+    panel::Panel,
+    stream::{self, Spans},
+    tile::{Geometry, SEGMENT, Segment, lane_sum, step_bytes, step_cols, unit_place, write},
+};
+use crate::kernel::quantize::Prepared;
+use doyen_tensor::{FloatView, format::QuantMatrix};
+use std::{mem::MaybeUninit, ops::Range};
+
+/// Tokens that meet codes in the order of addresses.
+const STREAMED: usize = 4;
+/// Tokens that meet a staged segment before the next segment is staged.
+const BATCH: usize = 64;
+/// Columns that are staged at a time: with 16 rows their codes are half of a first-level cache.
+const STAGED: usize = SEGMENT;
+/// Columns of a vector of codes: four bytes a row.
+const VECTOR: usize = 4;
+
+/// A product under way.
+struct Job<'a> {
+    w: &'a QuantMatrix<'a>,
+    g: Geometry,
+    acts: &'a Prepared<'a>,
+    bias: Option<FloatView<'a>>,
+}
+
+/// Unpacked codes of a segment: vectors in the order of columns.
+#[repr(align(64))]
+struct Stage([MaybeUninit<u8>; STAGED * MAX_ROWS]);
+
+/// Rows of quantized weights times prepared tokens; units of `UNIT` columns.
+///
+/// # Safety
+/// As [`Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
+/// rows.
+#[inline(always)]
+pub(super) unsafe fn rows<L: Lanes, S: Spans, const BITS: usize, const UNIT: usize>(
+    w: &QuantMatrix<'_>,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    let job = Job { w, g: Geometry::new(w), acts, bias };
+    // SAFETY: the caller's promise, and a full tile of rows for the staged path.
+    unsafe {
+        match acts.tokens() {
+            0 => {}
+            1 => stream::rows::<S, BITS, UNIT, 1>(w, &job.g, acts, bias, out),
+            2 => stream::rows::<S, BITS, UNIT, 2>(w, &job.g, acts, bias, out),
+            3 => stream::rows::<S, BITS, UNIT, 3>(w, &job.g, acts, bias, out),
+            STREAMED => stream::rows::<S, BITS, UNIT, 4>(w, &job.g, acts, bias, out),
+            _ if w.rows < L::ROWS => scalar::fast(w, acts, bias, out),
+            _ => job.staged::<L, BITS, UNIT>(out),
+        }
+    }
+}
+
+impl Job<'_> {
+    /// The first row of a tile that holds rows `n ..` as far as possible; the last tile of a matrix reaches back.
+    fn tile<L: Lanes>(&self, n: usize) -> usize {
+        n.min(self.w.rows - L::ROWS)
+    }
+
+    /// A segment of a tile, its panel filled.
+    ///
+    /// # Safety
+    /// As [`rows`]; the matrix has the tile.
+    #[inline(always)]
+    unsafe fn segment<L: Lanes>(
+        &self,
+        first: usize,
+        (start, most): (usize, usize),
+        panel: &mut Panel,
+    ) -> Segment {
+        let segment = Segment::new(self.w, &self.g, (first, L::ROWS), (start, most));
+        let blocks = self.g.block_of(segment.unit + segment.units - 1) + 1 - segment.block;
+        let offset = f32::from(self.w.bits.default_zero_point());
+        // SAFETY: the caller's promise.
+        unsafe { panel.fill::<L>(self.w, &self.g, first, &segment, blocks, offset) };
+        segment
+    }
+
+    /// Adds the centred sums of unit `u` of a segment.
+    ///
+    /// # Safety
+    /// As [`Job::add_staged`]; the segment has the unit.
+    #[inline(always)]
+    unsafe fn add_dots<L: Lanes, const T: usize>(
+        &self,
+        segment: &Segment,
+        panel: &Panel,
+        u: usize,
+        dots: [L::Int; T],
+        acts: [*const u8; T],
+        mut acc: [L::Float; T],
+    ) -> [L::Float; T] {
+        let (at, unit) = (&self.g.acts, segment.unit + u);
+        let (scale, zero) = segment.numbers::<L>(&self.g, panel, u);
+        // SAFETY: a unit's numbers are inside of the activation rows, its block is in the panel.
+        unsafe {
+            let scale = L::load(scale);
+            for t in 0..T {
+                let mut value = L::to_float(dots[t]);
+                if !self.g.centred {
+                    let sum = L::splat(acts[t].add(at.sums + 4 * unit).cast());
+                    value = L::neg_mul_add(L::load(zero), sum, value);
+                }
+                let scale_a = L::splat(acts[t].add(at.scales + 4 * unit).cast());
+                acc[t] = L::mul_add(value, L::mul(scale, scale_a), acc[t]);
+            }
+        }
+        acc
+    }
+
+    /// Adds unit `u` of a segment, whose codes are the first `V` vectors of `w`.
+    ///
+    /// # Safety
+    /// As [`Job::add_dots`].
+    #[inline(always)]
+    unsafe fn add_unit<L: Lanes, const BITS: usize, const V: usize, const T: usize>(
+        &self,
+        segment: &Segment,
+        panel: &Panel,
+        u: usize,
+        w: &[L::Int; 8],
+        acts: [*const u8; T],
+        acc: [L::Float; T],
+    ) -> [L::Float; T] {
+        let unit = segment.unit + u;
+        let (mut codes, mut centres) = ([std::ptr::null(); T], [std::ptr::null(); T]);
+        for t in 0..T {
+            codes[t] = acts[t].wrapping_add(unit_place(BITS, V * VECTOR, unit));
+            centres[t] = acts[t].wrapping_add(self.g.acts.centres + 4 * unit).cast();
+        }
+        // SAFETY: a unit's codes are inside of the activation rows.
+        unsafe {
+            let dots = L::dots::<BITS, V, T>(w, codes, centres);
+            self.add_dots::<L, T>(segment, panel, u, dots, acts, acc)
+        }
+    }
+
+    /// All rows of `out` for any number of tokens.
+    ///
+    /// # Safety
+    /// As [`rows`].
+    #[inline(always)]
+    unsafe fn staged<L: Lanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
+        let mut panel = Panel::new();
+        let mut stage = Stage([MaybeUninit::uninit(); STAGED * MAX_ROWS]);
+        let stage = stage.0.as_mut_ptr().cast::<u8>();
+        // Every token's lanes are written before they are read.
+        let mut sums = [const { MaybeUninit::<[f32; LANES * MAX_ROWS]>::uninit() }; BATCH];
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        for tokens in tiles(0..self.acts.tokens(), BATCH) {
+            for rows in tiles(out.range(), L::ROWS) {
+                let first = self.tile::<L>(rows.start);
+                // SAFETY: the caller's promise; stage and sums have room for a segment and a batch.
+                unsafe {
+                    for start in (0..self.w.cols).step_by(STAGED) {
+                        let segment = self.segment::<L>(first, (start, STAGED), &mut panel);
+                        fill_stage::<L, BITS>(&segment, stage);
+                        self.add_staged::<L, BITS, UNIT>(&segment, &panel, stage, tokens.clone(), sums);
+                    }
+                    for (t, i) in tokens.clone().zip(0..) {
+                        let acc = lane_sum::<L>(sums.add(i * LANES * MAX_ROWS));
+                        write::<L>(out, t, rows.clone(), first, acc, self.bias);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds a staged segment for a batch of tokens.
+    ///
+    /// # Safety
+    /// As [`Job::add_packed`]; the stage holds the segment.
+    #[inline(always)]
+    unsafe fn add_staged<L: Lanes, const BITS: usize, const UNIT: usize>(
+        &self,
+        segment: &Segment,
+        panel: &Panel,
+        stage: *const u8,
+        tokens: Range<usize>,
+        sums: *mut f32,
+    ) {
+        let mut t = 0;
+        while t < tokens.len() {
+            let (at, sums) = (tokens.start + t, sums.wrapping_add(t * LANES * MAX_ROWS));
+            // SAFETY: the caller's promise.
+            t += unsafe {
+                match tokens.len() - t {
+                    8.. if L::FAST_TOKENS == 8 => {
+                        self.tokens::<L, BITS, UNIT, 8>(segment, panel, stage, at, sums)
+                    }
+                    4.. => self.tokens::<L, BITS, UNIT, 4>(segment, panel, stage, at, sums),
+                    2.. => self.tokens::<L, BITS, UNIT, 2>(segment, panel, stage, at, sums),
+                    _ => self.tokens::<L, BITS, UNIT, 1>(segment, panel, stage, at, sums),
+                }
+            };
+        }
+    }
+
+    /// Adds a staged segment for tokens `at .. at + T`; returns `T`.
+    ///
+    /// # Safety
+    /// As [`Job::add_staged`].
+    #[inline(always)]
+    unsafe fn tokens<L: Lanes, const BITS: usize, const UNIT: usize, const T: usize>(
+        &self,
+        segment: &Segment,
+        panel: &Panel,
+        stage: *const u8,
+        at: usize,
+        sums: *mut f32,
+    ) -> usize {
+        let mut acts = [std::ptr::null(); T];
+        for (t, a) in acts.iter_mut().enumerate() {
+            *a = self.acts.row(at + t).as_ptr();
+        }
+        // SAFETY: the caller's promise; a unit's vectors follow each other in the stage, a token's lanes in the sums.
+        unsafe {
+            for lane in 0..LANES {
+                let sum = |t: usize| sums.wrapping_add((t * LANES + lane) * MAX_ROWS);
+                let mut acc = [L::zero(); T];
+                if segment.unit > 0 {
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        *acc = L::load(sum(t));
+                    }
+                }
+                for u in (lane..segment.units).step_by(LANES) {
+                    let p = stage.add(u * UNIT * L::ROWS);
+                    let mut w = [L::load_int(p); 8];
+                    for (v, w) in w.iter_mut().enumerate().take(UNIT / VECTOR) {
+                        *w = L::load_int(p.add(v * VECTOR * L::ROWS));
+                    }
+                    acc = match UNIT {
+                        32 => self.add_unit::<L, BITS, 8, T>(segment, panel, u, &w, acts, acc),
+                        _ => self.add_unit::<L, BITS, 4, T>(segment, panel, u, &w, acts, acc),
+                    };
+                }
+                for (t, &acc) in acc.iter().enumerate() {
+                    L::store(sum(t), acc);
+                }
+            }
+        }
+        T
+    }
+}
+
+/// The codes of one step: a vector for each four columns of a group of 32.
+///
+/// # Safety
+/// As [`Lanes`] says; `p` points to a step's bytes of every row, `stride` apart.
+#[inline(always)]
+unsafe fn unpack<L: Lanes, const BITS: usize>(p: *const u8, stride: usize) -> [[L::Int; 8]; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let words = L::transpose(p, stride);
+        let mut out = [[words[0]; 8]; 2];
+        match BITS {
+            2 => {
+                for i in 0..4 {
+                    for plane in 0..4 {
+                        out[i / 2][i % 2 * 4 + plane] = L::plane(words[i], 2 * plane as i32, 3);
+                    }
+                }
+            }
+            4 => {
+                for i in 0..4 {
+                    out[0][2 * i] = L::plane(words[i], 0, 15);
+                    out[0][2 * i + 1] = L::plane(words[i], 4, 15);
+                }
+            }
+            _ => {
+                let more = L::transpose(p.add(16), stride);
+                for i in 0..4 {
+                    out[0][i] = L::code8(words[i]);
+                    out[0][4 + i] = L::code8(more[i]);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Unpacks a segment.
+///
+/// # Safety
+/// As [`unpack`]; the stage has room for the segment.
+#[inline(always)]
+unsafe fn fill_stage<L: Lanes, const BITS: usize>(segment: &Segment, stage: *mut u8) {
+    for s in 0..segment.steps {
+        let (p, stride) = segment.step(s, step_bytes(BITS));
+        // SAFETY: the caller's promise; a step's vectors follow those of the step before.
+        unsafe {
+            let w = unpack::<L, BITS>(p, stride);
+            let to = stage.add(s * step_cols(BITS) * L::ROWS);
+            for v in 0..step_cols(BITS) / VECTOR {
+                L::store_int(to.add(v * VECTOR * L::ROWS), w[v / 8][v % 8]);
+            }
+        }
+    }
+}

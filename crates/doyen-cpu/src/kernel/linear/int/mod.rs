@@ -1,0 +1,40 @@
+//! Quantized products with vectors: lanes are weight rows.
+//!
+//! With many tokens lanes are weight rows. A tile is as many consecutive rows as a vector has 32-bit lanes (times two for float
+//! activations). Packed codes of the rows are transposed 32-bit word by word, so that a lane holds codes of one row, and the
+//! activations of those columns are broadcast: no sum ever crosses lanes. Scales and zero points
+//! of a segment of columns are widened and transposed into a panel first, which keeps their types out of the loops. With few
+//! tokens lanes are groups of one row's columns, and rows follow each other (`stream`).
+//!
+//! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2` and `avx512` answer it
+//! * [`panel`]: scales and zero points of a tile; [`scales`] widens them
+//! * [`tile`]: rows, segments, steps and groups
+//! * [`fast`]: int8 activations, and [`stream`] for few tokens; [`exact`]: f32 activations
+
+mod avx2;
+mod avx512;
+mod exact;
+mod fast;
+mod lanes;
+mod panel;
+mod scales;
+mod stream;
+mod tile;
+
+pub(super) use scales::load8;
+
+use super::{Kernel, Mode};
+use crate::detect::Isa;
+use doyen_tensor::format::Bits;
+
+/// The kernel of a width, block and mode; `None` where there is none for the instruction set.
+///
+/// `block` is a power of two of at least 16, or `cols`.
+pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Option<Kernel> {
+    let halves = block == 16 && cols > 16;
+    match isa {
+        Isa::Scalar => None,
+        Isa::Avx2(_) => Some(avx2::kernel(bits, halves, mode)),
+        Isa::Avx512(_) => Some(avx512::kernel(bits, halves, mode)),
+    }
+}

@@ -1,0 +1,444 @@
+//! Products of few tokens with int8 activations: rows one after the other, lanes are groups of columns.
+//!
+//! With few tokens a product runs at the speed of memory or not at all, and memory is fast for a reader that goes through
+//! it in order and does not store: from DRAM one core read eight neighbouring rows side by side at 7 GB/s, with prefetching by hand at
+//! 12, one after the other at 19 (Zen 4, rows of 1 KiB), and a kernel that left its integer sums in a small buffer lost a seventh. So a row is walked by octets,
+//! eight groups of columns whose sums end up in the eight lanes that the canonical order ([`super::super`]) has for them, and nothing is
+//! written but results. Out-of-order execution sees only a few hundred bytes ahead of such a loop; [`AHEAD`] makes up for it.
+//!
+//! Called by `fast`. The sums of a span come from a [`Spans`]: AVX2, or AVX2 with dot products of bytes.
+
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+#![allow(clippy::needless_range_loop, reason = "s and t index several arrays at once")]
+
+use super::{
+    super::{Columns, LANES},
+    scales::{eight_codes_at, load8},
+    tile::Geometry,
+};
+use crate::kernel::quantize::Prepared;
+use doyen_tensor::{
+    FloatType, FloatView,
+    format::{QuantMatrix, ZeroPoints},
+};
+use std::arch::x86_64::*;
+
+/// Distance of prefetching in bytes. (2 KiB lost a third, 4 KiB a twentieth, 8 and 16 KiB nothing; Zen 4.)
+const AHEAD: usize = 6144;
+
+/// Sums of products of a span.
+pub(super) trait Spans {
+    /// Whether the sums of 8-bit codes come out centred.
+    const CENTRES_BYTES: bool;
+
+    /// Codes of 32 bytes times the activations of their span for `T` tokens, summed per 32-bit lane. Sums of codes below
+    /// 16 are not centred.
+    ///
+    /// # Safety
+    /// The instruction set is there, and the caller is compiled for it. `acts` point to the span's activations.
+    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T];
+}
+
+/// A product under way.
+struct Job<'a, const T: usize> {
+    w: &'a QuantMatrix<'a>,
+    g: &'a Geometry,
+    acts: [*const u8; T],
+    /// Which of the eight scales that begin with an octet's first each of its groups has.
+    spread: __m256i,
+}
+
+/// Scales and zero points of an octet, spread over its groups.
+struct Numbers {
+    scale: __m256,
+    zero: __m256,
+}
+
+/// Rows of quantized weights times `T` tokens; units of `UNIT` columns.
+///
+/// # Safety
+/// As [`super::fast::rows`] and [`Spans::span`]; there are `T` tokens.
+#[inline(always)]
+pub(super) unsafe fn rows<S: Spans, const BITS: usize, const UNIT: usize, const T: usize>(
+    w: &QuantMatrix<'_>,
+    g: &Geometry,
+    acts: &Prepared<'_>,
+    bias: Option<FloatView<'_>>,
+    out: &mut Columns<'_>,
+) {
+    let mut rows = [std::ptr::null(); T];
+    for (t, row) in rows.iter_mut().enumerate() {
+        *row = acts.row(t).as_ptr();
+    }
+    let mut spread = [0i32; LANES];
+    for (lane, s) in spread.iter_mut().enumerate() {
+        *s = g.block_of(lane) as i32;
+    }
+    // SAFETY: the caller's promise; eight i32.
+    let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()) } };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match w.scales.float_type() {
+            FloatType::F32 => job.rows::<S, BITS, UNIT, 0>(bias, out),
+            FloatType::F16 => job.rows::<S, BITS, UNIT, 1>(bias, out),
+            FloatType::BF16 => job.rows::<S, BITS, UNIT, 2>(bias, out),
+        }
+    }
+}
+
+const fn float_type(ty: u8) -> FloatType {
+    match ty {
+        0 => FloatType::F32,
+        1 => FloatType::F16,
+        _ => FloatType::BF16,
+    }
+}
+
+impl<const T: usize> Job<'_, T> {
+    /// All rows of `out`; scales are of [`float_type`] `TY`.
+    ///
+    /// # Safety
+    /// As [`rows`].
+    #[inline(always)]
+    unsafe fn rows<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8>(
+        &self,
+        bias: Option<FloatView<'_>>,
+        out: &mut Columns<'_>,
+    ) {
+        let range = out.range();
+        let safe = self.safe_rows(UNIT * BITS).clamp(range.start, range.end);
+        for n in range.clone() {
+            // SAFETY: the caller's promise; only rows below `safe` are read past their end.
+            let acc = unsafe {
+                if n < safe { self.row::<S, BITS, UNIT, TY>(n) } else { self.last_row::<S, BITS, UNIT>(n) }
+            };
+            let bias = bias.map_or(0.0, |b| b.get(n));
+            for t in 0..T {
+                // SAFETY: the caller's promise.
+                out.set(t, n, unsafe { lane_sum(acc[t]) } + bias);
+            }
+        }
+    }
+
+    /// Rows from the first on for which whole octets of codes, and eight numbers from any block on, are inside of the matrix.
+    fn safe_rows(&self, octet: usize) -> usize {
+        let (w, blocks) = (self.w, self.g.blocks);
+        // Rows of `step` numbers of which `reach` are read from the beginning of each.
+        let rows = |len: usize, reach: usize, step: usize| {
+            len.checked_sub(reach).map_or(0, |left| left.checked_div(step).unwrap_or(0) + 1)
+        };
+        let codes = rows(w.codes.len(), self.octets() * octet, w.row_bytes);
+        let scales = rows(w.scales.len(), blocks + LANES - 1, blocks);
+        let zeros = match w.zero_points {
+            ZeroPoints::PerBlock { packed, row_bytes } => rows(packed.len(), row_bytes + 7, row_bytes),
+            // None, or read one by one.
+            ZeroPoints::Default | ZeroPoints::AcrossRows(_) | ZeroPoints::Float(_) => usize::MAX,
+        };
+        codes.min(scales).min(zeros)
+    }
+
+    fn octets(&self) -> usize {
+        self.g.acts.groups.div_ceil(LANES)
+    }
+
+    /// The lanes of row `n` for each token.
+    ///
+    /// # Safety
+    /// As [`rows`]; the row is below [`Job::safe_rows`].
+    #[inline(always)]
+    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8>(
+        &self,
+        n: usize,
+    ) -> [__m256; T] {
+        let octets = self.octets();
+        let size = float_type(TY).size();
+        // SAFETY: the caller's promise: octets and numbers are inside of the matrix, the last octet's lanes behind the row are masked.
+        unsafe {
+            let mut acc = [_mm256_setzero_ps(); T];
+            let codes = self.w.codes.as_ptr().add(n * self.w.row_bytes);
+            let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
+            for o in 0..octets {
+                let block = self.g.block_of(LANES * o);
+                let scale = load8(float_type(TY), scales.add(block * size));
+                let mut numbers = Numbers {
+                    scale: _mm256_permutevar8x32_ps(scale, self.spread),
+                    zero: _mm256_setzero_ps(),
+                };
+                if !self.g.centred {
+                    numbers.zero = self.zeros(n, block);
+                }
+                let behind = LANES * (o + 1);
+                if behind > self.g.acts.groups {
+                    numbers = numbers.first(LANES + self.g.acts.groups - behind);
+                }
+                acc = self.octet::<S, BITS, UNIT>(codes.add(o * UNIT * BITS), &numbers, o, acc);
+            }
+            acc
+        }
+    }
+
+    /// Zero points of an octet that begins with block `block` of row `n`, less the default.
+    ///
+    /// # Safety
+    /// As [`Job::row`].
+    #[inline(always)]
+    unsafe fn zeros(&self, n: usize, block: usize) -> __m256 {
+        let bits = self.w.bits;
+        let default = f32::from(bits.default_zero_point());
+        // SAFETY: the caller's promise.
+        unsafe {
+            let zeros = match self.w.zero_points {
+                ZeroPoints::PerBlock { packed, row_bytes } => {
+                    let codes = eight_codes_at(bits, packed.as_ptr().add(n * row_bytes), block);
+                    _mm256_permutevar8x32_epi32(codes, self.spread)
+                }
+                _ => return self.zeros_one_by_one(n, block),
+            };
+            _mm256_sub_ps(_mm256_cvtepi32_ps(zeros), _mm256_set1_ps(default))
+        }
+    }
+
+    /// As [`Job::zeros`], for any kind of zero points and any row.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn zeros_one_by_one(&self, n: usize, block: usize) -> __m256 {
+        let default = f32::from(self.w.bits.default_zero_point());
+        let mut zeros = [0f32; LANES];
+        for (lane, z) in zeros.iter_mut().enumerate() {
+            let b = (block + self.g.block_of(lane)).min(self.g.blocks - 1);
+            *z = self.w.zero_point(n, b) - default;
+        }
+        // SAFETY: eight floats.
+        unsafe { _mm256_loadu_ps(zeros.as_ptr()) }
+    }
+
+    /// As [`Job::row`], for any row: nothing is read past the end of the matrix.
+    ///
+    /// # Safety
+    /// As [`rows`].
+    #[inline(always)]
+    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize>(&self, n: usize) -> [__m256; T] {
+        let bytes = UNIT * BITS;
+        let row = &self.w.codes[n * self.w.row_bytes..];
+        // SAFETY: the caller's promise; what is behind the copied codes meets activations of zero.
+        unsafe {
+            let mut acc = [_mm256_setzero_ps(); T];
+            for o in 0..self.octets() {
+                let mut codes = [0u8; 256];
+                let left = &row[o * bytes..];
+                let len = left.len().min(bytes);
+                codes[..len].copy_from_slice(&left[..len]);
+                let mut scale = [0f32; LANES];
+                let groups = LANES.min(self.g.acts.groups - LANES * o);
+                for (lane, s) in scale.iter_mut().enumerate().take(groups) {
+                    *s = self.w.scale(n, self.g.block_of(LANES * o + lane));
+                }
+                let scale = _mm256_loadu_ps(scale.as_ptr());
+                let zero = self.zeros_one_by_one(n, self.g.block_of(LANES * o));
+                let numbers = Numbers { scale, zero }.first(groups);
+                acc = self.octet::<S, BITS, UNIT>(codes.as_ptr(), &numbers, o, acc);
+            }
+            acc
+        }
+    }
+
+    /// Adds octet `o`.
+    ///
+    /// # Safety
+    /// As [`rows`]; `codes` points to the octet's bytes.
+    #[inline(always)]
+    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize>(
+        &self,
+        codes: *const u8,
+        numbers: &Numbers,
+        o: usize,
+        mut acc: [__m256; T],
+    ) -> [__m256; T] {
+        let at = &self.g.acts;
+        // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); 8]; T];
+            for s in 0..UNIT * BITS / 32 {
+                if s % 2 == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD + 32 * s).cast());
+                }
+                let mut acts = self.acts;
+                for a in &mut acts {
+                    *a = a.wrapping_add(LANES * UNIT * o + 32 * 8 / BITS * s);
+                }
+                let span = S::span::<BITS, T>(_mm256_loadu_si256(codes.add(32 * s).cast()), acts);
+                for t in 0..T {
+                    sums[t][s] = span[t];
+                }
+            }
+            for t in 0..T {
+                let number = |array: usize| self.acts[t].wrapping_add(array + 4 * LANES * o);
+                let mut dots = eight_groups::<BITS, UNIT>(&sums[t]);
+                if BITS != 8 || !S::CENTRES_BYTES {
+                    dots = _mm256_add_epi32(dots, _mm256_loadu_si256(number(at.centres).cast()));
+                }
+                let mut value = _mm256_cvtepi32_ps(dots);
+                if !self.g.centred {
+                    value = _mm256_fnmadd_ps(numbers.zero, _mm256_loadu_ps(number(at.sums).cast()), value);
+                }
+                let scale = _mm256_mul_ps(numbers.scale, _mm256_loadu_ps(number(at.scales).cast()));
+                acc[t] = _mm256_fmadd_ps(value, scale, acc[t]);
+            }
+        }
+        acc
+    }
+}
+
+impl Numbers {
+    /// The first `n` lanes, and zeros: what is behind a row may be anything.
+    ///
+    /// # Safety
+    /// AVX2 is there.
+    #[inline(always)]
+    unsafe fn first(self, n: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let mask = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes));
+            Self { scale: _mm256_and_ps(self.scale, mask), zero: _mm256_and_ps(self.zero, mask) }
+        }
+    }
+}
+
+/// The lanes added: halves, quarters, pairs.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn lane_sum(v: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
+    }
+}
+
+/// Sums of eight groups of `UNIT` columns out of the lanes of their `UNIT * BITS / 32` spans.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; 8]) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match UNIT * BITS / 32 {
+            1 => m[0],
+            2 => _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs::<BITS>(m[0], m[1])),
+            4 => {
+                let quads = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
+                _mm256_permutevar8x32_epi32(quads, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+            }
+            _ => {
+                let low = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
+                let high = pairs::<BITS>(pairs::<BITS>(m[4], m[5]), pairs::<BITS>(m[6], m[7]));
+                _mm256_add_epi32(
+                    _mm256_permute2x128_si256::<0x20>(low, high),
+                    _mm256_permute2x128_si256::<0x31>(low, high),
+                )
+            }
+        }
+    }
+}
+
+/// Sums of neighbours, those of `a` before those of `b` in each half. Sums of codes below 16 fit 16 bits up to 16 columns, which
+/// saves two shuffles.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn pairs<const BITS: usize>(a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if BITS == 8 {
+            _mm256_hadd_epi32(a, b)
+        } else {
+            _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1))
+        }
+    }
+}
+
+/// The codes of 32 bytes that are number `p` of their byte.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+pub(super) unsafe fn plane<const BITS: usize>(v: __m256i, p: usize) -> __m256i {
+    if BITS == 8 {
+        return v;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = _mm256_set1_epi8(((1u32 << BITS) - 1) as i8);
+        let shifted = match BITS * p {
+            0 => v,
+            2 => _mm256_srli_epi16::<2>(v),
+            4 => _mm256_srli_epi16::<4>(v),
+            _ => _mm256_srli_epi16::<6>(v),
+        };
+        _mm256_and_si256(shifted, mask)
+    }
+}
+
+/// Dot products with what AVX2 has.
+pub(super) struct Plain;
+
+impl Spans for Plain {
+    const CENTRES_BYTES: bool = true;
+
+    #[inline(always)]
+    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
+        // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut sums = [_mm256_setzero_si256(); T];
+            for p in 0..8 / BITS {
+                let mut w = plane::<BITS>(codes, p);
+                if BITS == 8 {
+                    w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+                }
+                for t in 0..T {
+                    let a = _mm256_loadu_si256(acts[t].add(32 * p).cast());
+                    let products = if BITS == 8 {
+                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
+                    } else {
+                        _mm256_maddubs_epi16(w, a)
+                    };
+                    sums[t] = if p == 0 { products } else { _mm256_add_epi16(sums[t], products) };
+                }
+            }
+            for sum in &mut sums {
+                *sum = _mm256_madd_epi16(*sum, ones);
+            }
+            sums
+        }
+    }
+}
+
+/// Dot products of bytes with AVX-512 VNNI in 256-bit vectors.
+pub(super) struct Vnni;
+
+impl Spans for Vnni {
+    const CENTRES_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
+        // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
+        unsafe {
+            let mut sums = [_mm256_setzero_si256(); T];
+            for p in 0..8 / BITS {
+                let w = plane::<BITS>(codes, p);
+                for t in 0..T {
+                    let a = _mm256_loadu_si256(acts[t].add(32 * p).cast());
+                    sums[t] = _mm256_dpbusd_epi32(sums[t], w, a);
+                }
+            }
+            sums
+        }
+    }
+}

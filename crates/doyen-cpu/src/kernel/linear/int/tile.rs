@@ -1,0 +1,201 @@
+//! Rows, segments, steps and groups: how a tile walks over its columns.
+//!
+//! A row is cut into segments of at most [`SEGMENT`] columns, so that panels and staged codes have a bounded size; a segment into
+//! steps, the bytes that are transposed at once; a step into units, the groups of 16 or 32 columns that share an activation scale.
+
+use super::{
+    super::Columns,
+    lanes::{Lanes, MAX_ROWS},
+    panel::Panel,
+};
+use crate::kernel::quantize::{GROUP, Int8Row, SPAN_BYTES};
+use doyen_tensor::{
+    FloatView,
+    format::{QuantMatrix, ZeroPoints},
+};
+use std::ops::Range;
+
+/// Columns of a segment at most; a multiple of every step.
+pub(super) const SEGMENT: usize = 1024;
+/// Blocks of a segment at most.
+pub(super) const SEGMENT_BLOCKS: usize = SEGMENT / 16;
+
+/// Packed bytes of a row that a step takes.
+pub(super) const fn step_bytes(bits: usize) -> usize {
+    if bits == 8 { 32 } else { 16 }
+}
+
+/// Columns of a step: 64 at 2 bits, 32 otherwise.
+pub(super) const fn step_cols(bits: usize) -> usize {
+    8 * step_bytes(bits) / bits
+}
+
+/// Where the activations of a unit of `width` columns begin in a prepared row.
+#[inline(always)]
+pub(super) const fn unit_place(bits: usize, width: usize, unit: usize) -> usize {
+    let (bytes, cols) = (width * bits / 8, SPAN_BYTES * 8 / bits);
+    let per_span = SPAN_BYTES / bytes;
+    unit / per_span * cols + unit % per_span * bytes
+}
+
+/// What all tiles of a matrix share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Geometry {
+    /// Columns of a unit: 16 where blocks are, 32 otherwise.
+    pub(super) unit: usize,
+    /// Blocks of a row.
+    pub(super) blocks: usize,
+    /// Unit `u` of a row is in block `u * unit >> shift`.
+    shift: u32,
+    /// Bytes of a row's codes.
+    pub(super) row_len: usize,
+    /// Where the parts of an activation row begin.
+    pub(super) acts: Int8Row,
+    /// Whether every zero point is the width's default.
+    pub(super) centred: bool,
+}
+
+impl Geometry {
+    /// `w` is valid; its block is a power of two of at least 16, or the whole row.
+    pub(super) fn new(w: &QuantMatrix<'_>) -> Self {
+        let block = w.block.min(w.cols);
+        let blocks = w.cols.div_ceil(block);
+        Self {
+            unit: if block == 16 && blocks > 1 { 16 } else { GROUP },
+            blocks,
+            shift: if blocks == 1 { usize::BITS - 1 } else { block.trailing_zeros() },
+            row_len: w.bits.packed_len(w.cols),
+            acts: Int8Row::new(w.cols, block),
+            centred: matches!(w.zero_points, ZeroPoints::Default),
+        }
+    }
+
+    /// Block of a unit.
+    #[inline(always)]
+    pub(super) const fn block_of(&self, unit: usize) -> usize {
+        (unit * self.unit) >> self.shift
+    }
+}
+
+/// Consecutive rows of a matrix from `first` on, and a segment of their columns.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Code of row 0, column `start`.
+    pub(super) codes: *const u8,
+    /// Bytes from row to row.
+    pub(super) stride: usize,
+    /// First unit and block.
+    pub(super) unit: usize,
+    pub(super) block: usize,
+    /// Units and steps of the segment.
+    pub(super) units: usize,
+    pub(super) steps: usize,
+    /// Steps whose bytes are all in the row; the bytes of the one behind them are in `tail`.
+    pub(super) whole: usize,
+    tail: [[u8; 32]; MAX_ROWS],
+}
+
+impl Segment {
+    /// The segment of `rows` rows from `first` on that begins with column `start` and has at most `most`, which is
+    /// at most [`SEGMENT`] and a multiple of every step.
+    ///
+    /// # Panics
+    /// When the matrix has no such rows.
+    pub(super) fn new(
+        w: &QuantMatrix<'_>,
+        g: &Geometry,
+        (first, rows): (usize, usize),
+        (start, most): (usize, usize),
+    ) -> Self {
+        let bits = w.bits.get();
+        let (bytes, cols) = (step_bytes(bits), (w.cols - start).min(most));
+        let at = start * bits / 8;
+        let steps = cols.div_ceil(step_cols(bits));
+        let mut segment = Self {
+            codes: w.row(first)[at..].as_ptr(),
+            stride: w.row_bytes,
+            unit: start / g.unit,
+            block: g.block_of(start / g.unit),
+            units: cols.div_ceil(g.unit),
+            steps,
+            whole: steps.min((g.row_len - at) / bytes),
+            tail: [[0; 32]; MAX_ROWS],
+        };
+        if segment.whole < steps {
+            for (r, tail) in segment.tail.iter_mut().enumerate().take(rows) {
+                let left = &w.row(first + r)[at + segment.whole * bytes..g.row_len];
+                tail[..left.len()].copy_from_slice(left);
+            }
+        }
+        segment
+    }
+
+    /// Where the bytes of step `s` lie, and their stride.
+    #[inline(always)]
+    pub(super) const fn step(&self, s: usize, bytes: usize) -> (*const u8, usize) {
+        if s < self.whole {
+            (self.codes.wrapping_add(s * bytes), self.stride)
+        } else {
+            (self.tail.as_ptr().cast(), 32)
+        }
+    }
+
+    /// Scales of the block of the segment's unit `u`, and its zero points.
+    #[inline(always)]
+    pub(super) fn numbers<L: Lanes>(
+        &self,
+        g: &Geometry,
+        panel: &Panel,
+        u: usize,
+    ) -> (*const f32, *const f32) {
+        let block = g.block_of(self.unit + u) - self.block;
+        (panel.scales::<L>(block), panel.zeros::<L>(block))
+    }
+}
+
+/// Writes rows `rows` of a tile that begins with row `first`, and adds the bias.
+///
+/// # Safety
+/// As [`Lanes`] says.
+///
+/// # Panics
+/// When the rows are not held by `out`, or not in the tile.
+#[inline(always)]
+pub(super) unsafe fn write<L: Lanes>(
+    out: &mut Columns<'_>,
+    t: usize,
+    rows: Range<usize>,
+    first: usize,
+    acc: L::Float,
+    bias: Option<FloatView<'_>>,
+) {
+    let y = out.row(t, rows.clone());
+    if bias.is_none() && y.len() == L::ROWS {
+        // As with a bias of zero: a sum of -0 becomes 0.
+        // SAFETY: the caller's promise; `y` is as long as the vector.
+        unsafe { L::store(y.as_mut_ptr(), L::add(acc, L::zero())) };
+        return;
+    }
+    let mut all = [0f32; MAX_ROWS];
+    // SAFETY: the caller's promise; the buffer is as long as any vector.
+    unsafe { L::store(all.as_mut_ptr(), acc) };
+    for (y, n) in y.iter_mut().zip(rows) {
+        *y = all[n - first] + bias.map_or(0.0, |b| b.get(n));
+    }
+}
+
+/// The lanes of an element (eight of them, [`MAX_ROWS`] numbers apart) added: i and i + 4, then i and i + 2, then the last two.
+///
+/// # Safety
+/// As [`Lanes`] says; `sums` points to the lanes.
+#[inline(always)]
+pub(super) unsafe fn lane_sum<L: Lanes>(sums: *const f32) -> L::Float {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut half = [L::zero(); 4];
+        for (i, half) in half.iter_mut().enumerate() {
+            *half = L::add(L::load(sums.add(i * MAX_ROWS)), L::load(sums.add((i + 4) * MAX_ROWS)));
+        }
+        L::add(L::add(half[0], half[2]), L::add(half[1], half[3]))
+    }
+}
