@@ -91,7 +91,7 @@ fn case<'a>(
 ) -> Option<Case<'a>> {
     let first = weights(0);
     let linear = Linear::new(first.format(), mode, common::isa());
-    let name = format!("M={tokens} {label} {}", linear.kernel().name());
+    let name = format!("M={tokens} {label} {}", linear.kernel());
     if !filter.split(',').all(|f| name.contains(f)) {
         return None;
     }

@@ -80,7 +80,7 @@ impl Kernel for ExpertsKernel {
     }
 
     fn name(&self) -> String {
-        let name = |p| self.experts.linear(p).map_or("", |l: &Linear| l.kernel().name());
+        let name = |p| self.experts.linear(p).map_or_else(String::new, |l: &Linear| l.kernel().to_string());
         format!("experts {} / {}", name(Projection::Fc1), name(Projection::Fc2))
     }
 

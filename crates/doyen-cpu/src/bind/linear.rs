@@ -36,7 +36,7 @@ impl Kernel for Product {
     }
 
     fn name(&self) -> String {
-        self.linear.kernel().name().to_owned()
+        self.linear.kernel().to_string()
     }
 
     fn scratch(&self, limits: &Limits) -> usize {

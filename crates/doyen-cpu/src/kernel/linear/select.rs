@@ -13,6 +13,7 @@ use doyen_tensor::{
     FloatType, FloatView,
     format::{Bits, QuantMatrix},
 };
+use std::fmt;
 
 /// Rows of quantized weights times prepared tokens.
 pub(super) type IntFn = unsafe fn(&QuantMatrix<'_>, &Prepared<'_>, Option<FloatView<'_>>, &mut Columns<'_>);
@@ -28,18 +29,13 @@ pub struct Kernel {
 
 #[derive(Debug, Clone, Copy)]
 enum Function {
-    Int(IntFn),
+    Int(IntFn, Mode),
     Float(FloatFn),
 }
 
 impl Kernel {
-    /// The name: instruction set, format, mode.
-    pub const fn name(self) -> &'static str {
-        self.name
-    }
-
-    pub(super) const fn int(name: &'static str, function: IntFn) -> Self {
-        Self { name, function: Function::Int(function) }
+    pub(super) const fn int(name: &'static str, mode: Mode, function: IntFn) -> Self {
+        Self { name, function: Function::Int(function, mode) }
     }
 
     pub(super) const fn float(name: &'static str, function: FloatFn) -> Self {
@@ -58,10 +54,21 @@ impl Kernel {
         match (self.function, weights) {
             // SAFETY: the instruction set was proven by the token in the `Isa` that chose the kernel, and the weight
             // was validated and is of the format chosen for.
-            (Function::Int(f), Weights::Int(w)) => unsafe { f(w, acts, bias, out) },
+            (Function::Int(f, _), Weights::Int(w)) => unsafe { f(w, acts, bias, out) },
             // SAFETY: as above.
             (Function::Float(f), Weights::Float(w)) => unsafe { f(w, acts, bias, out) },
             _ => unreachable!("the kind of weight was checked against the kernel's format"),
+        }
+    }
+}
+
+/// The name: instruction set, format, and the mode where there is a choice.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.function {
+            Function::Int(_, Mode::Fast) => write!(f, "{}-fast", self.name),
+            Function::Int(_, Mode::Exact) => write!(f, "{}-exact", self.name),
+            Function::Float(_) => f.write_str(self.name),
         }
     }
 }
@@ -83,8 +90,8 @@ fn quantized(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Ker
     }
     let _ = (bits, block, cols, isa);
     match mode {
-        Mode::Exact => Kernel::int("scalar-int-exact", scalar::exact),
-        Mode::Fast => Kernel::int("scalar-int-fast", scalar::fast),
+        Mode::Exact => Kernel::int("scalar-int", mode, scalar::exact),
+        Mode::Fast => Kernel::int("scalar-int", mode, scalar::fast),
     }
 }
 

@@ -215,7 +215,7 @@ fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option
     for tokens in TOKENS.into_iter().filter(|&t| t <= all) {
         let y: Vec<u32> =
             product(linear, w, &x[..tokens * cols], tokens, bias).into_iter().map(f32::to_bits).collect();
-        assert_eq!(y, alone[..tokens * rows], "{tokens} tokens, {}", linear.kernel().name());
+        assert_eq!(y, alone[..tokens * rows], "{tokens} tokens, {}", linear.kernel());
     }
     let tokens = all.min(5);
     let mut bytes = vec![0; linear.scratch_len(tokens).unwrap()];

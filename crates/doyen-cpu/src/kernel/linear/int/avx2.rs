@@ -7,62 +7,13 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use super::{
-    super::{Columns, Kernel, Mode},
-    exact, fast,
+    entries::entries,
     lanes::{Lanes, offset},
-    stream::Plain,
-};
-use crate::kernel::quantize::Prepared;
-use doyen_tensor::{
-    FloatView,
-    format::{Bits, QuantMatrix},
+    stream,
 };
 use std::arch::x86_64::*;
 
-/// The kernel of a width, for blocks of 16 columns (`halves`) or more.
-pub(super) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
-    macro_rules! table {
-        ($($bits:ident $n:literal $halves:literal $unit:literal $name:literal),* $(,)?) => {
-            match (bits, halves, mode) {
-                $((Bits::$bits, $halves, Mode::Fast) =>
-                    Kernel::int(concat!("avx2-", $name, "-fast"), fast_rows::<$n, $unit>),
-                (Bits::$bits, $halves, Mode::Exact) =>
-                    Kernel::int(concat!("avx2-", $name, "-exact"), exact_rows::<$n, $unit>),)*
-            }
-        };
-    }
-    table! {
-        B2 2 false 32 "int2", B2 2 true 16 "int2-b16",
-        B4 4 false 32 "int4", B4 4 true 16 "int4-b16",
-        B8 8 false 32 "int8", B8 8 true 16 "int8-b16",
-    }
-}
-
-/// # Safety
-/// As [`fast::rows`].
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
-    w: &QuantMatrix<'_>,
-    acts: &Prepared<'_>,
-    bias: Option<FloatView<'_>>,
-    out: &mut Columns<'_>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { fast::rows::<Eight, Plain, BITS, UNIT>(w, acts, bias, out) }
-}
-
-/// # Safety
-/// As [`exact::rows`].
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
-    w: &QuantMatrix<'_>,
-    acts: &Prepared<'_>,
-    bias: Option<FloatView<'_>>,
-    out: &mut Columns<'_>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { exact::rows::<Eight, BITS, UNIT>(w, acts, bias, out) }
-}
+entries!("avx2", "avx2,fma,f16c", Eight, stream::Plain);
 
 /// Eight lanes.
 struct Eight;

@@ -78,7 +78,7 @@ impl Job<'_> {
                             let rows = (first + h * L::ROWS, L::ROWS);
                             let segment = Segment::new(self.w, &self.g, rows, (columns.start, STAGED));
                             let blocks =
-                                self.g.block_of(segment.unit + segment.units - 1) + 1 - segment.block;
+                                self.g.block_of_unit(segment.unit + segment.units - 1) + 1 - segment.block;
                             panel.fill::<L>(self.w, &self.g, rows.0, &segment, blocks, 0.0);
                             self.fill_stage::<L, BITS, UNIT>(
                                 &segment,

@@ -1,22 +1,19 @@
-//! Products with int8 activations.
+//! Products of more than a few tokens with int8 activations: lanes are weight rows.
 //!
-//! A group's products are summed as integers, exactly. Up to [`STREAMED`] tokens go through [`super::stream`]. More tokens meet codes that
-//! are unpacked into a staging buffer first, a segment of a tile at a time, which fits the first-level cache. The groups of one of the
-//! canonical order's lanes follow each other, so that accumulators stay in registers.
+//! Tokens meet codes that are unpacked into a staging buffer first, a segment of a tile at a time, which fits the first-level
+//! cache. A group's products are summed as integers, exactly. The groups of one of the canonical order's lanes follow each other, so that
+//! accumulators stay in registers.
 
 use super::{
     super::{Columns, LANES, scalar, tiles},
     lanes::{Lanes, MAX_ROWS},
     panel::Panel,
-    stream::{self, Spans},
     tile::{Geometry, SEGMENT, Segment, lane_sum, step_bytes, step_cols, unit_place, write},
 };
 use crate::kernel::quantize::Prepared;
 use doyen_tensor::{FloatView, format::QuantMatrix};
 use std::{mem::MaybeUninit, ops::Range};
 
-/// Tokens that meet codes in the order of addresses.
-const STREAMED: usize = 4;
 /// Tokens that meet a staged segment before the next segment is staged.
 const BATCH: usize = 64;
 /// Columns that are staged at a time: with 16 rows their codes are half of a first-level cache.
@@ -42,25 +39,17 @@ struct Stage([MaybeUninit<u8>; STAGED * MAX_ROWS]);
 /// As [`Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
 /// rows.
 #[inline(always)]
-pub(super) unsafe fn rows<L: Lanes, S: Spans, const BITS: usize, const UNIT: usize>(
+pub(super) unsafe fn rows<L: Lanes, const BITS: usize, const UNIT: usize>(
     w: &QuantMatrix<'_>,
     acts: &Prepared<'_>,
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
-    let job = Job { w, g: Geometry::new(w), acts, bias };
-    // SAFETY: the caller's promise, and a full tile of rows for the staged path.
-    unsafe {
-        match acts.tokens() {
-            0 => {}
-            1 => stream::rows::<S, BITS, UNIT, 1>(w, &job.g, acts, bias, out),
-            2 => stream::rows::<S, BITS, UNIT, 2>(w, &job.g, acts, bias, out),
-            3 => stream::rows::<S, BITS, UNIT, 3>(w, &job.g, acts, bias, out),
-            STREAMED => stream::rows::<S, BITS, UNIT, 4>(w, &job.g, acts, bias, out),
-            _ if w.rows < L::ROWS => scalar::fast(w, acts, bias, out),
-            _ => job.staged::<L, BITS, UNIT>(out),
-        }
+    if w.rows < L::ROWS {
+        return scalar::fast(w, acts, bias, out);
     }
+    // SAFETY: the caller's promise, and a full tile of rows.
+    unsafe { Job { w, g: Geometry::new(w), acts, bias }.staged::<L, BITS, UNIT>(out) }
 }
 
 impl Job<'_> {
@@ -81,7 +70,7 @@ impl Job<'_> {
         panel: &mut Panel,
     ) -> Segment {
         let segment = Segment::new(self.w, &self.g, (first, L::ROWS), (start, most));
-        let blocks = self.g.block_of(segment.unit + segment.units - 1) + 1 - segment.block;
+        let blocks = self.g.block_of_unit(segment.unit + segment.units - 1) + 1 - segment.block;
         let offset = f32::from(self.w.bits.default_zero_point());
         // SAFETY: the caller's promise.
         unsafe { panel.fill::<L>(self.w, &self.g, first, &segment, blocks, offset) };

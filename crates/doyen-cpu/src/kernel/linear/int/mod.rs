@@ -13,6 +13,7 @@
 
 mod avx2;
 mod avx512;
+mod entries;
 mod exact;
 mod fast;
 mod lanes;

@@ -42,7 +42,7 @@ pub(super) trait Spans {
 /// A product under way.
 struct Job<'a, const T: usize> {
     w: &'a QuantMatrix<'a>,
-    g: &'a Geometry,
+    g: Geometry,
     acts: [*const u8; T],
     /// Which of the eight scales that begin with an octet's first each of its groups has.
     spread: __m256i,
@@ -54,39 +54,57 @@ struct Numbers {
     zero: __m256,
 }
 
-/// Rows of quantized weights times `T` tokens; units of `UNIT` columns.
+/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`float_type`] `TY`; `CENTRED` when every zero
+/// point is the default.
 ///
 /// # Safety
-/// As [`super::fast::rows`] and [`Spans::span`]; there are `T` tokens.
+/// As [`super::fast::rows`] and [`Spans::span`]; there are `T` tokens, and scales and zero points as the parameters say.
 #[inline(always)]
-pub(super) unsafe fn rows<S: Spans, const BITS: usize, const UNIT: usize, const T: usize>(
+pub(super) unsafe fn rows<
+    S: Spans,
+    const BITS: usize,
+    const UNIT: usize,
+    const T: usize,
+    const TY: u8,
+    const CENTRED: bool,
+>(
     w: &QuantMatrix<'_>,
-    g: &Geometry,
     acts: &Prepared<'_>,
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
+    let g = Geometry::new(w);
     let mut rows = [std::ptr::null(); T];
     for (t, row) in rows.iter_mut().enumerate() {
         *row = acts.row(t).as_ptr();
     }
     let mut spread = [0i32; LANES];
     for (lane, s) in spread.iter_mut().enumerate() {
-        *s = g.block_of(lane) as i32;
+        *s = g.block_of(UNIT * lane) as i32;
     }
     // SAFETY: the caller's promise; eight i32.
     let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()) } };
-    // SAFETY: the caller's promise.
-    unsafe {
-        match w.scales.float_type() {
-            FloatType::F32 => job.rows::<S, BITS, UNIT, 0>(bias, out),
-            FloatType::F16 => job.rows::<S, BITS, UNIT, 1>(bias, out),
-            FloatType::BF16 => job.rows::<S, BITS, UNIT, 2>(bias, out),
+    let range = out.range();
+    let safe = job.safe_rows(UNIT * BITS).clamp(range.start, range.end);
+    for n in range {
+        // SAFETY: the caller's promise; only rows below `safe` are read past their end.
+        let acc = unsafe {
+            if n < safe {
+                job.row::<S, BITS, UNIT, TY, CENTRED>(n)
+            } else {
+                job.last_row::<S, BITS, UNIT, CENTRED>(n)
+            }
+        };
+        let bias = bias.map_or(0.0, |b| b.get(n));
+        for t in 0..T {
+            // SAFETY: the caller's promise.
+            out.set(t, n, unsafe { lane_sum(acc[t]) } + bias);
         }
     }
 }
 
-const fn float_type(ty: u8) -> FloatType {
+/// The stored type of scales that `TY` stands for.
+pub(super) const fn float_type(ty: u8) -> FloatType {
     match ty {
         0 => FloatType::F32,
         1 => FloatType::F16,
@@ -95,31 +113,6 @@ const fn float_type(ty: u8) -> FloatType {
 }
 
 impl<const T: usize> Job<'_, T> {
-    /// All rows of `out`; scales are of [`float_type`] `TY`.
-    ///
-    /// # Safety
-    /// As [`rows`].
-    #[inline(always)]
-    unsafe fn rows<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8>(
-        &self,
-        bias: Option<FloatView<'_>>,
-        out: &mut Columns<'_>,
-    ) {
-        let range = out.range();
-        let safe = self.safe_rows(UNIT * BITS).clamp(range.start, range.end);
-        for n in range.clone() {
-            // SAFETY: the caller's promise; only rows below `safe` are read past their end.
-            let acc = unsafe {
-                if n < safe { self.row::<S, BITS, UNIT, TY>(n) } else { self.last_row::<S, BITS, UNIT>(n) }
-            };
-            let bias = bias.map_or(0.0, |b| b.get(n));
-            for t in 0..T {
-                // SAFETY: the caller's promise.
-                out.set(t, n, unsafe { lane_sum(acc[t]) } + bias);
-            }
-        }
-    }
-
     /// Rows from the first on for which whole octets of codes, and eight numbers from any block on, are inside of the matrix.
     fn safe_rows(&self, octet: usize) -> usize {
         let (w, blocks) = (self.w, self.g.blocks);
@@ -146,32 +139,33 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`]; the row is below [`Job::safe_rows`].
     #[inline(always)]
-    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8>(
+    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8, const CENTRED: bool>(
         &self,
         n: usize,
     ) -> [__m256; T] {
-        let octets = self.octets();
-        let size = float_type(TY).size();
+        let (groups, size) = (self.g.acts.groups, float_type(TY).size());
         // SAFETY: the caller's promise: octets and numbers are inside of the matrix, the last octet's lanes behind the row are masked.
         unsafe {
             let mut acc = [_mm256_setzero_ps(); T];
             let codes = self.w.codes.as_ptr().add(n * self.w.row_bytes);
             let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
-            for o in 0..octets {
-                let block = self.g.block_of(LANES * o);
+            let numbers = |o: usize| {
+                let block = self.g.block_of(LANES * UNIT * o);
                 let scale = load8(float_type(TY), scales.add(block * size));
-                let mut numbers = Numbers {
+                Numbers {
                     scale: _mm256_permutevar8x32_ps(scale, self.spread),
-                    zero: _mm256_setzero_ps(),
-                };
-                if !self.g.centred {
-                    numbers.zero = self.zeros(n, block);
+                    zero: if CENTRED { _mm256_setzero_ps() } else { self.zeros(n, block) },
                 }
-                let behind = LANES * (o + 1);
-                if behind > self.g.acts.groups {
-                    numbers = numbers.first(LANES + self.g.acts.groups - behind);
-                }
-                acc = self.octet::<S, BITS, UNIT>(codes.add(o * UNIT * BITS), &numbers, o, acc);
+            };
+            for o in 0..groups / LANES {
+                let at = codes.add(o * UNIT * BITS);
+                acc = self.octet::<S, BITS, UNIT, CENTRED>(at, &numbers(o), o, acc);
+            }
+            if !groups.is_multiple_of(LANES) {
+                let o = groups / LANES;
+                let at = codes.add(o * UNIT * BITS);
+                let numbers = numbers(o).first(groups % LANES);
+                acc = self.octet::<S, BITS, UNIT, CENTRED>(at, &numbers, o, acc);
             }
             acc
         }
@@ -205,7 +199,7 @@ impl<const T: usize> Job<'_, T> {
         let default = f32::from(self.w.bits.default_zero_point());
         let mut zeros = [0f32; LANES];
         for (lane, z) in zeros.iter_mut().enumerate() {
-            let b = (block + self.g.block_of(lane)).min(self.g.blocks - 1);
+            let b = (block + self.g.block_of(self.g.unit * lane)).min(self.g.blocks - 1);
             *z = self.w.zero_point(n, b) - default;
         }
         // SAFETY: eight floats.
@@ -217,7 +211,10 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`].
     #[inline(always)]
-    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize>(&self, n: usize) -> [__m256; T] {
+    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool>(
+        &self,
+        n: usize,
+    ) -> [__m256; T] {
         let bytes = UNIT * BITS;
         let row = &self.w.codes[n * self.w.row_bytes..];
         // SAFETY: the caller's promise; what is behind the copied codes meets activations of zero.
@@ -231,12 +228,12 @@ impl<const T: usize> Job<'_, T> {
                 let mut scale = [0f32; LANES];
                 let groups = LANES.min(self.g.acts.groups - LANES * o);
                 for (lane, s) in scale.iter_mut().enumerate().take(groups) {
-                    *s = self.w.scale(n, self.g.block_of(LANES * o + lane));
+                    *s = self.w.scale(n, self.g.block_of(UNIT * (LANES * o + lane)));
                 }
                 let scale = _mm256_loadu_ps(scale.as_ptr());
-                let zero = self.zeros_one_by_one(n, self.g.block_of(LANES * o));
+                let zero = self.zeros_one_by_one(n, self.g.block_of(UNIT * LANES * o));
                 let numbers = Numbers { scale, zero }.first(groups);
-                acc = self.octet::<S, BITS, UNIT>(codes.as_ptr(), &numbers, o, acc);
+                acc = self.octet::<S, BITS, UNIT, CENTRED>(codes.as_ptr(), &numbers, o, acc);
             }
             acc
         }
@@ -247,7 +244,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`]; `codes` points to the octet's bytes.
     #[inline(always)]
-    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize>(
+    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool>(
         &self,
         codes: *const u8,
         numbers: &Numbers,
@@ -278,7 +275,7 @@ impl<const T: usize> Job<'_, T> {
                     dots = _mm256_add_epi32(dots, _mm256_loadu_si256(number(at.centres).cast()));
                 }
                 let mut value = _mm256_cvtepi32_ps(dots);
-                if !self.g.centred {
+                if !CENTRED {
                     value = _mm256_fnmadd_ps(numbers.zero, _mm256_loadu_ps(number(at.sums).cast()), value);
                 }
                 let scale = _mm256_mul_ps(numbers.scale, _mm256_loadu_ps(number(at.scales).cast()));

@@ -45,7 +45,7 @@ pub(super) struct Geometry {
     pub(super) unit: usize,
     /// Blocks of a row.
     pub(super) blocks: usize,
-    /// Unit `u` of a row is in block `u * unit >> shift`.
+    /// Column `c` of a row is in block `c >> shift`.
     shift: u32,
     /// Bytes of a row's codes.
     pub(super) row_len: usize,
@@ -70,10 +70,16 @@ impl Geometry {
         }
     }
 
+    /// Block of a column.
+    #[inline(always)]
+    pub(super) const fn block_of(&self, column: usize) -> usize {
+        column >> self.shift
+    }
+
     /// Block of a unit.
     #[inline(always)]
-    pub(super) const fn block_of(&self, unit: usize) -> usize {
-        (unit * self.unit) >> self.shift
+    pub(super) const fn block_of_unit(&self, unit: usize) -> usize {
+        self.block_of(unit * self.unit)
     }
 }
 
@@ -115,7 +121,7 @@ impl Segment {
             codes: w.row(first)[at..].as_ptr(),
             stride: w.row_bytes,
             unit: start / g.unit,
-            block: g.block_of(start / g.unit),
+            block: g.block_of(start),
             units: cols.div_ceil(g.unit),
             steps,
             whole: steps.min((g.row_len - at) / bytes),
@@ -148,7 +154,7 @@ impl Segment {
         panel: &Panel,
         u: usize,
     ) -> (*const f32, *const f32) {
-        let block = g.block_of(self.unit + u) - self.block;
+        let block = g.block_of_unit(self.unit + u) - self.block;
         (panel.scales::<L>(block), panel.zeros::<L>(block))
     }
 }

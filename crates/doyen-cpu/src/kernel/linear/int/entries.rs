@@ -1,0 +1,133 @@
+//! The functions that the kernels of an instruction set begin with: where its features are enabled.
+
+/// Tokens that go through `stream`; more meet staged tiles.
+pub(super) const STREAMED: usize = 4;
+
+/// `kernel`, and the functions it hands out: `entries!(name, features, Lanes, Spans)`.
+///
+/// Whoever gets a kernel has proved the features by holding an `Isa` with their token; that, and what the caller of a kernel has
+/// checked, is what every `// SAFETY:` line here refers to.
+macro_rules! entries {
+    ($name:literal, $features:literal, $lanes:ty, $spans:ty) => {
+        use doyen_tensor::{
+            FloatType, FloatView,
+            format::{Bits, QuantMatrix, ZeroPoints},
+        };
+        use $crate::kernel::{
+            linear::{
+                Columns, Kernel, Mode,
+                int::{entries::STREAMED, exact, fast},
+            },
+            quantize::Prepared,
+        };
+
+        /// The kernel of a width, for blocks of 16 columns (`halves`) or more.
+        pub(super) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
+            match (bits, halves) {
+                (Bits::B2, false) => of_mode::<2, 32>(mode, concat!($name, "-int2")),
+                (Bits::B2, true) => of_mode::<2, 16>(mode, concat!($name, "-int2-b16")),
+                (Bits::B4, false) => of_mode::<4, 32>(mode, concat!($name, "-int4")),
+                (Bits::B4, true) => of_mode::<4, 16>(mode, concat!($name, "-int4-b16")),
+                (Bits::B8, false) => of_mode::<8, 32>(mode, concat!($name, "-int8")),
+                (Bits::B8, true) => of_mode::<8, 16>(mode, concat!($name, "-int8-b16")),
+            }
+        }
+
+        fn of_mode<const BITS: usize, const UNIT: usize>(mode: Mode, name: &'static str) -> Kernel {
+            match mode {
+                Mode::Fast => Kernel::int(name, mode, fast_rows::<BITS, UNIT>),
+                Mode::Exact => Kernel::int(name, mode, exact_rows::<BITS, UNIT>),
+            }
+        }
+
+        /// # Safety
+        /// The features are there; the matrix is valid, of `BITS` and units of `UNIT`.
+        unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
+            w: &QuantMatrix<'_>,
+            acts: &Prepared<'_>,
+            bias: Option<FloatView<'_>>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match acts.tokens() {
+                    0 => {}
+                    1 => streamed::<BITS, UNIT, 1>(w, acts, bias, out),
+                    2 => streamed::<BITS, UNIT, 2>(w, acts, bias, out),
+                    3 => streamed::<BITS, UNIT, 3>(w, acts, bias, out),
+                    STREAMED => streamed::<BITS, UNIT, STREAMED>(w, acts, bias, out),
+                    _ => staged_rows::<BITS, UNIT>(w, acts, bias, out),
+                }
+            }
+        }
+
+        /// # Safety
+        /// As `fast_rows`; there are `T` tokens.
+        unsafe fn streamed<const BITS: usize, const UNIT: usize, const T: usize>(
+            w: &QuantMatrix<'_>,
+            acts: &Prepared<'_>,
+            bias: Option<FloatView<'_>>,
+            out: &mut Columns<'_>,
+        ) {
+            let centred = matches!(w.zero_points, ZeroPoints::Default);
+            // SAFETY: the caller's promise; the numbers are those of `stream::float_type`.
+            unsafe {
+                match (w.scales.float_type(), centred) {
+                    (FloatType::F32, true) => stream_rows::<BITS, UNIT, T, 0, true>(w, acts, bias, out),
+                    (FloatType::F16, true) => stream_rows::<BITS, UNIT, T, 1, true>(w, acts, bias, out),
+                    (FloatType::BF16, true) => stream_rows::<BITS, UNIT, T, 2, true>(w, acts, bias, out),
+                    (FloatType::F32, false) => stream_rows::<BITS, UNIT, T, 0, false>(w, acts, bias, out),
+                    (FloatType::F16, false) => stream_rows::<BITS, UNIT, T, 1, false>(w, acts, bias, out),
+                    (FloatType::BF16, false) => stream_rows::<BITS, UNIT, T, 2, false>(w, acts, bias, out),
+                }
+            }
+        }
+
+        /// # Safety
+        /// As `streamed`; scales and zero points are as `TY` and `CENTRED` say.
+        #[target_feature(enable = $features)]
+        unsafe fn stream_rows<
+            const BITS: usize,
+            const UNIT: usize,
+            const T: usize,
+            const TY: u8,
+            const CENTRED: bool,
+        >(
+            w: &QuantMatrix<'_>,
+            acts: &Prepared<'_>,
+            bias: Option<FloatView<'_>>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { stream::rows::<$spans, BITS, UNIT, T, TY, CENTRED>(w, acts, bias, out) }
+        }
+
+        /// # Safety
+        /// As `fast_rows`.
+        #[target_feature(enable = $features)]
+        unsafe fn staged_rows<const BITS: usize, const UNIT: usize>(
+            w: &QuantMatrix<'_>,
+            acts: &Prepared<'_>,
+            bias: Option<FloatView<'_>>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { fast::rows::<$lanes, BITS, UNIT>(w, acts, bias, out) }
+        }
+
+        /// # Safety
+        /// As `fast_rows`.
+        #[target_feature(enable = $features)]
+        unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
+            w: &QuantMatrix<'_>,
+            acts: &Prepared<'_>,
+            bias: Option<FloatView<'_>>,
+            out: &mut Columns<'_>,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { exact::rows::<$lanes, BITS, UNIT>(w, acts, bias, out) }
+        }
+    };
+}
+
+pub(super) use entries;
