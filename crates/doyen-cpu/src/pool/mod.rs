@@ -9,6 +9,7 @@
 //! The affinity calls are in [`affinity`]; how work is cut is in `split`. The pool knows nothing of kernels.
 
 pub mod affinity;
+mod runs;
 mod shared;
 mod split;
 #[cfg(test)]
@@ -17,15 +18,12 @@ mod tests;
 pub use split::{Split, UnsafeSlice};
 
 use affinity::Cpu;
+use runs::Runs;
 use shared::{Shared, worker_main};
 use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, atomic::Ordering, mpsc},
     thread::{self, JoinHandle},
 };
 
@@ -179,7 +177,8 @@ impl Pool {
         self.run(&|worker| split.range(worker).for_each(f));
     }
 
-    /// Calls `f(i)` for each `i` in `0 .. n`; workers take the next one as they become free. For uneven work.
+    /// Calls `f(i)` for each `i` in `0 .. n`, for work that is uneven or on a machine that is: each worker goes through a
+    /// contiguous run of its own first, so that it streams memory in order, then takes over what others have not begun.
     pub fn for_each_dynamic(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
         self.for_each_dynamic_on(n, &|_, i| f(i));
     }
@@ -189,16 +188,8 @@ impl Pool {
         if n <= 1 || self.workers.is_empty() {
             return (0..n).for_each(|i| f(0, i));
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|worker| {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= n {
-                    break;
-                }
-                f(worker, i);
-            }
-        });
+        let runs = Runs::new(n, self.threads());
+        self.run(&|worker| runs.each(worker, |i| f(worker, i)));
     }
 
     /// `0 .. n` cut into one contiguous range per worker, at multiples of `granularity`.

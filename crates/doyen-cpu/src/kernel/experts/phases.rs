@@ -14,10 +14,6 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Packed bytes of a chunk of rows at most: enough to amortise taking it, few enough to share the work evenly.
-const CHUNK_BYTES: usize = 128 << 10;
-/// Rows of a chunk at least, and the number they are a multiple of: whole tiles, whole lines of output.
-const CHUNK_ROWS: usize = 16;
 /// Columns per item of the last phase.
 const COMBINE_COLS: usize = 512;
 
@@ -174,7 +170,7 @@ fn group<'s>(
     Groups { active: &active[..n], bounds: &bounds[..=n], token, position }
 }
 
-/// Calls `f(i, rows)` for every active expert and every chunk of `0 .. rows`; whoever is free takes the next one.
+/// Calls `f(i, rows)` for every active expert and every chunk of `0 .. rows`, over the pool.
 pub(super) fn each_chunk(
     pool: &Pool,
     active: usize,
@@ -182,9 +178,7 @@ pub(super) fn each_chunk(
     row_bytes: usize,
     f: &(dyn Fn(usize, Range<usize>) + Sync),
 ) {
-    let by_bytes = CHUNK_BYTES / row_bytes.max(1);
-    let by_share = active * rows / (4 * pool.threads());
-    let chunk = (by_bytes.min(by_share) / CHUNK_ROWS).max(1) * CHUNK_ROWS;
+    let chunk = linear::chunk_rows(pool, active * rows, row_bytes).min(rows);
     let chunks = rows.div_ceil(chunk);
     pool.for_each_dynamic(active * chunks, &|item| {
         let start = item % chunks * chunk;

@@ -50,6 +50,10 @@ use std::ops::Range;
 /// Bytes of weights times tokens below which the caller does a product alone: a core takes 48 KiB in some 3 us, and a region
 /// costs 1 to 2 us.
 const MIN_BYTES: usize = 48 << 10;
+/// Packed bytes that a thread takes at a time.
+const CHUNK_BYTES: usize = 128 << 10;
+/// What chunks of rows are a multiple of.
+const CHUNK_ROWS: usize = 16;
 
 /// Accumulators of an element: one kernel adds eight groups of one row at a time, another one group of many rows.
 const LANES: usize = 8;
@@ -155,18 +159,24 @@ impl Linear {
             let mut columns = unsafe { y.columns(0..weights.rows()) };
             return self.rows(weights, &acts, bias, &mut columns);
         }
-        let split = pool.split(weights.rows(), self.granularity());
-        pool.run(&|worker| {
-            // SAFETY: the ranges of a split are disjoint, and `y` was borrowed exclusively.
-            let mut columns = unsafe { y.columns(split.range(worker)) };
+        let chunk = chunk_rows(pool, weights.rows(), weights.bytes() / weights.rows().max(1));
+        pool.for_each_dynamic(weights.rows().div_ceil(chunk), &|i| {
+            let rows = i * chunk..((i + 1) * chunk).min(weights.rows());
+            // SAFETY: chunks are disjoint, and `y` was borrowed exclusively.
+            let mut columns = unsafe { y.columns(rows) };
             self.rows(weights, &acts, bias, &mut columns);
         });
     }
+}
 
-    /// Rows a thread's share should be a multiple of: whole register tiles and whole cache lines of output.
-    pub const fn granularity(&self) -> usize {
-        16
-    }
+/// Rows of a matrix that a thread takes at a time, out of `rows` of `row_bytes` in all: enough bytes to amortise taking them, few
+/// enough for threads to finish together; whole tiles and whole cache lines of output.
+pub(crate) fn chunk_rows(pool: &Pool, rows: usize, row_bytes: usize) -> usize {
+    let by_bytes = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+    let by_share = rows.div_ceil(pool.threads());
+    // A share that is not much more than a chunk is taken whole.
+    let chunk = if by_share <= 2 * by_bytes { by_share } else { by_bytes };
+    chunk.next_multiple_of(CHUNK_ROWS)
 }
 
 /// Prepares `tokens` rows of `x` into `scratch`, by the pool when they are enough.

@@ -4,8 +4,6 @@
 //! stays in 16 bits. 8-bit codes would overflow there, so they are taken as signed (`code - 128`) and multiplied as
 //! `|w| * (a with w's sign)`: at most `2 * 128 * 127`.
 
-#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
-
 use super::{
     entries::entries,
     lanes::{Lanes, offset},

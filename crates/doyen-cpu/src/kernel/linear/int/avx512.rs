@@ -2,8 +2,6 @@
 //!
 //! `vpdpbusd` takes codes of any width unsigned, as they are stored, and adds four products to a 32-bit sum exactly.
 
-#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
-
 use super::{
     avx2::transpose_eight,
     entries::entries,

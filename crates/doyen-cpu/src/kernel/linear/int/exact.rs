@@ -193,7 +193,7 @@ impl Job<'_> {
     ) -> usize {
         let mut acts = [std::ptr::null(); T];
         for (t, a) in acts.iter_mut().enumerate() {
-            *a = self.acts.row(at + t)[4 * weights.columns.start..].as_ptr().cast::<f32>();
+            *a = self.acts.row(at + t)[4 * weights.columns.start..].as_ptr();
         }
         let cols = weights.columns.len();
         // The first unit of a segment is in the first lane, as segments are whole rounds of lanes.
@@ -242,7 +242,7 @@ impl Staged {
         &self,
         u: usize,
         len: usize,
-        acts: [*const f32; T],
+        acts: [*const u8; T],
     ) -> [[L::Float; 2]; T] {
         // SAFETY: the caller's promise.
         unsafe {
@@ -250,7 +250,7 @@ impl Staged {
             for k in u * UNIT..u * UNIT + len {
                 let w = [L::load(self.values[0].add(k * L::ROWS)), L::load(self.values[1].add(k * L::ROWS))];
                 for t in 0..T {
-                    let x = L::splat(acts[t].add(k));
+                    let x = L::splat(acts[t].add(4 * k).cast());
                     part[t][0] = L::mul_add(w[0], x, part[t][0]);
                     part[t][1] = L::mul_add(w[1], x, part[t][1]);
                 }

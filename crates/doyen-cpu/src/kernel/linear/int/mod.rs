@@ -11,6 +11,10 @@
 //! * [`tile`]: rows, segments, steps and groups
 //! * [`fast`]: int8 activations, and [`stream`] for few tokens; [`exact`]: f32 activations
 
+#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
+#![allow(clippy::needless_range_loop, reason = "r, s, t and v index several arrays at once")]
+#![allow(clippy::large_stack_arrays, reason = "staged tiles: at most 100 KiB, on stacks of 2 MiB and more")]
+
 mod avx2;
 mod avx512;
 mod entries;

@@ -8,9 +8,6 @@
 //!
 //! Called by `fast`. The sums of a span come from a [`Spans`]: AVX2, or AVX2 with dot products of bytes.
 
-#![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
-#![allow(clippy::needless_range_loop, reason = "s and t index several arrays at once")]
-
 use super::{
     super::{Columns, LANES},
     scales::{eight_codes_at, load8},
