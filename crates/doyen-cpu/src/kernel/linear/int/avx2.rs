@@ -9,7 +9,10 @@ use super::{
     lanes::{Lanes, offset},
     stream,
 };
-use std::arch::x86_64::*;
+use std::{
+    arch::x86_64::*,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 entries!("avx2", "avx2,fma,f16c", Eight, stream::Plain);
 
@@ -111,14 +114,15 @@ impl Lanes for Eight {
 
     #[inline(always)]
     unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
-        w: &[__m256i; 8],
+        w: *const u8,
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [__m256i; T] {
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut sums = [_mm256_setzero_si256(); T];
-            for (v, &w) in w.iter().enumerate().take(V) {
+            for v in 0..V {
+                let w = Self::load_int(w.add(32 * v));
                 for t in 0..T {
                     let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
                     sums[t] = if BITS == 8 {
@@ -129,6 +133,8 @@ impl Lanes for Eight {
                         if v == 0 { pairs } else { _mm256_add_epi16(sums[t], pairs) }
                     };
                 }
+                // Without it all loads are moved to the front, and most of them spilled.
+                compiler_fence(Ordering::SeqCst);
             }
             if BITS != 8 {
                 for t in 0..T {

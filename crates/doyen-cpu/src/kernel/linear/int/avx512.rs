@@ -112,7 +112,7 @@ impl Lanes for Sixteen {
 
     #[inline(always)]
     unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
-        w: &[__m512i; 8],
+        w: *const u8,
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [__m512i; T] {
@@ -121,7 +121,8 @@ impl Lanes for Sixteen {
             for t in 0..T {
                 sums[t] = _mm512_set1_epi32(centre[t].read_unaligned());
             }
-            for (v, &w) in w.iter().enumerate().take(V) {
+            for v in 0..V {
+                let w = Self::load_int(w.add(64 * v));
                 for t in 0..T {
                     let a = _mm512_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
                     sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);

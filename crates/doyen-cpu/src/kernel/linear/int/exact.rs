@@ -132,6 +132,7 @@ impl Job<'_> {
             }
             for s in 0..segment.steps {
                 let (p, stride) = segment.step(s, step_bytes(BITS));
+                segment.prefetch(s, step_bytes(BITS), L::ROWS);
                 for part in 0..step_bytes(BITS) / 16 {
                     let words = L::transpose(p.add(16 * part), stride);
                     for (i, &word) in words.iter().enumerate() {

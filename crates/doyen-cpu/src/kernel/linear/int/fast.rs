@@ -109,7 +109,7 @@ impl Job<'_> {
         acc
     }
 
-    /// Adds unit `u` of a segment, whose codes are the first `V` vectors of `w`.
+    /// Adds unit `u` of a segment, whose codes are the `V` vectors at `w`.
     ///
     /// # Safety
     /// As [`Job::add_dots`].
@@ -119,7 +119,7 @@ impl Job<'_> {
         segment: &Segment,
         panel: &Panel,
         u: usize,
-        w: &[L::Int; 8],
+        w: *const u8,
         acts: [*const u8; T],
         acc: [L::Float; T],
     ) -> [L::Float; T] {
@@ -225,14 +225,10 @@ impl Job<'_> {
                     }
                 }
                 for u in (lane..segment.units).step_by(LANES) {
-                    let p = stage.add(u * UNIT * L::ROWS);
-                    let mut w = [L::load_int(p); 8];
-                    for (v, w) in w.iter_mut().enumerate().take(UNIT / VECTOR) {
-                        *w = L::load_int(p.add(v * VECTOR * L::ROWS));
-                    }
+                    let w = stage.add(u * UNIT * L::ROWS);
                     acc = match UNIT {
-                        32 => self.add_unit::<L, BITS, 8, T>(segment, panel, u, &w, acts, acc),
-                        _ => self.add_unit::<L, BITS, 4, T>(segment, panel, u, &w, acts, acc),
+                        32 => self.add_unit::<L, BITS, 8, T>(segment, panel, u, w, acts, acc),
+                        _ => self.add_unit::<L, BITS, 4, T>(segment, panel, u, w, acts, acc),
                     };
                 }
                 for (t, &acc) in acc.iter().enumerate() {
@@ -288,6 +284,7 @@ unsafe fn unpack<L: Lanes, const BITS: usize>(p: *const u8, stride: usize) -> [[
 unsafe fn fill_stage<L: Lanes, const BITS: usize>(segment: &Segment, stage: *mut u8) {
     for s in 0..segment.steps {
         let (p, stride) = segment.step(s, step_bytes(BITS));
+        segment.prefetch(s, step_bytes(BITS), L::ROWS);
         // SAFETY: the caller's promise; a step's vectors follow those of the step before.
         unsafe {
             let w = unpack::<L, BITS>(p, stride);

@@ -62,10 +62,10 @@ pub(super) trait Lanes {
 
     /// For each of `T` tokens, in each lane: the codes of `4 V` columns times theirs of `acts[t]`, summed, and centred.
     ///
-    /// `w` holds at least `V` vectors of codes (8-bit ones from [`Lanes::code8`]), `acts` point to the place of the first column;
+    /// `w` points to `V` vectors of codes (8-bit ones from [`Lanes::code8`]), `acts` to the place of the first column;
     /// `centre[t]` is what centres the sum (see [`crate::kernel::quantize`]).
     unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
-        w: &[Self::Int; 8],
+        w: *const u8,
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [Self::Int; T];

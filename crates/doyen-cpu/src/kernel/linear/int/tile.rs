@@ -146,6 +146,24 @@ impl Segment {
         }
     }
 
+    /// Asks for the lines of the next tile that lie where step `s` of this one does, so that they come while tokens are
+    /// computed: rows side by side are streams that hardware follows badly. The addresses need not exist.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, s: usize, bytes: usize, rows: usize) {
+        // A line is four steps of 16 bytes or two of 32; each asks for its share of the rows.
+        let steps = 64 / bytes;
+        let next = self.codes.wrapping_add(rows * self.stride + s / steps * 64);
+        let share = rows / steps;
+        for r in s % steps * share..(s % steps + 1) * share {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch is a hint, valid for any address; SSE is part of x86-64.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(r * self.stride).cast());
+            }
+        }
+    }
+
     /// Scales of the block of the segment's unit `u`, and its zero points.
     #[inline(always)]
     pub(super) fn numbers<L: Lanes>(
