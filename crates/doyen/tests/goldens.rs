@@ -65,6 +65,19 @@ fn agrees(package: &Path, recorded: &Path, numerics: Numerics, tolerance: f64) {
     }
 }
 
+/// As [`agrees`], for activations that both sides quantize to int8: a value next to a border between codes may get one code
+/// here and its neighbour there, by the last bit of what comes before. That moves the logits of the tokens that see it by some parts in
+/// a thousand, so most prompts have to agree to rounding, and the others to `flipped`.
+fn agrees_but_for_flips(package: &Path, recorded: &Path, tolerance: f64, flipped: f64) {
+    let outcomes = outcomes(package, recorded, Numerics::Fast);
+    assert!(outcomes.len() >= 3, "{} prompts", outcomes.len());
+    let differences: Vec<f64> = outcomes.iter().map(|o| o.logits.expect("recorded").max_abs).collect();
+    let close = differences.iter().filter(|&&d| d <= tolerance).count();
+    assert!(3 * close >= 2 * outcomes.len(), "{differences:?}");
+    assert!(differences.iter().all(|&d| d <= flipped), "{differences:?}");
+    assert!(outcomes.iter().all(|o| o.greedy_tokens >= 24 && o.greedy.is_none()));
+}
+
 /// A checkpoint converted in float32 gives the logits of the model it was made of.
 fn converted(name: &str) {
     let (_dir, package) = plain(&shared(&format!("goldens/{name}/checkpoint")));
@@ -107,17 +120,18 @@ fn docmoe_and_its_held_out_loss() {
 
 #[test]
 fn packages_of_other_producers() {
-    // Integer packages were recorded by a runtime that quantizes activations as fast mode does.
-    for (name, numerics, tolerance) in [
-        ("llama/package-mobius", Numerics::Exact, 2e-4),
-        ("qwen3_moe/package-mobius", Numerics::Exact, 2e-4),
-        ("llama/package-genai-int4", Numerics::Fast, 1e-3),
-        ("gemma3/package-mobius", Numerics::Exact, 2e-4),
-        ("gpt_oss/package-genai-fp32", Numerics::Exact, 2e-4),
+    for name in [
+        "llama/package-mobius",
+        "qwen3_moe/package-mobius",
+        "gemma3/package-mobius",
+        "gpt_oss/package-genai-fp32",
     ] {
         let package = shared(&format!("goldens/{name}"));
-        agrees(&package, &package.join("golden-ort.safetensors"), numerics, tolerance);
+        agrees(&package, &package.join("golden-ort.safetensors"), Numerics::Exact, 2e-4);
     }
+    // Recorded by a runtime that quantizes activations as fast mode does.
+    let package = shared("goldens/llama/package-genai-int4");
+    agrees_but_for_flips(&package, &package.join("golden-ort.safetensors"), 1e-3, 5e-2);
 }
 
 #[test]
