@@ -1,0 +1,321 @@
+// Attention over a paged cache: norms and rotation of query and key heads, append, attend, join of split keys.
+//
+// A tile is up to 16 rows of (query, head) that share a sequence and a key head, so that keys and values are read once
+// for all of them. Softmax runs online over pieces of 32 keys; where keys are split over blocks, each block leaves its
+// maximum, sum and unnormalised values, and `attention_join` puts them together.
+
+#include "doyen.cuh"
+
+enum StoreKind : u32 { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_I8 = 3, KV_I4 = 4 };
+
+// Keys or values of a layer: [pages, kv_heads, page_size, head_size]. Mirrors `Store`.
+struct Store {
+    u8* rows;
+    const float* scales;  // one, or one per head and channel
+    u32 kind;
+    u32 per_channel;
+    u32 head_size;
+};
+
+__device__ __forceinline__ float store_get(const Store& s, u64 row, u32 head, u32 c) {
+    u64 at = row * s.head_size + c;
+    if (s.kind <= KV_BF16) return load_float(s.rows, at, s.kind);
+    float scale = s.scales[s.per_channel ? head * s.head_size + c : 0];
+    if (s.kind == KV_I8) return (float)(signed char)s.rows[at] * scale;
+    u32 code = (s.rows[at / 2] >> (4 * (c % 2))) & 15;
+    return (float)((int)code - 8) * scale;
+}
+
+// Nearest code, ties to even; a NaN becomes 0.
+__device__ __forceinline__ int store_code(const Store& s, u32 head, u32 c, float v) {
+    float q = rintf(v / s.scales[s.per_channel ? head * s.head_size + c : 0]);
+    float most = s.kind == KV_I8 ? 127.f : 7.f;
+    q = q > most ? most : (q < -most - 1.f ? -most - 1.f : q);
+    return q == q ? (int)q : 0;
+}
+
+// Mirrors `Batch`: the sequences of a step.
+struct Batch {
+    const int* token_sequence;  // [tokens]
+    const int* first;           // [sequences]
+    const int* len;
+    const int* past;
+    const int* table_start;     // where the pages of a sequence begin in `pages`
+    const int* pages;
+    u32 page_shift;
+    u32 kv_heads;
+};
+
+__device__ __forceinline__ u64 cache_row(const Batch& b, int sequence, u32 head, u32 position) {
+    u32 page = (u32)b.pages[b.table_start[sequence] + (position >> b.page_shift)];
+    return (((u64)page * b.kv_heads + head) << b.page_shift) + (position & ((1u << b.page_shift) - 1));
+}
+
+// Mirrors `PrepareParams`.
+struct PrepareParams {
+    Batch batch;
+    Store keys;
+    Store values;
+    const float* q;
+    const float* k;
+    const float* v;
+    float* q_out;          // [tokens, heads, head_size]
+    const void* q_norm;
+    const void* k_norm;
+    const void* cos;
+    const void* sin;
+    const i64* positions;  // given ones, or null: running ones
+    int* fault;
+    u64 q_stride;
+    u64 k_stride;
+    u64 v_stride;
+    u32 heads;
+    u32 q_norm_float;
+    u32 k_norm_float;
+    u32 rotary_float;
+    u32 rotary_half;       // 0: no rotation
+    u32 rotary_rows;
+    u32 interleaved;
+    float eps;
+    u32 node;
+};
+
+// A warp a head of a token; heads are those of q, then k, then v. Shared memory: 4 heads of the larger head size.
+extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid_constant__ PrepareParams p) {
+    extern __shared__ float lines[];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 kv = p.batch.kv_heads;
+    u32 head = blockIdx.y * 4 + warp;
+    if (head >= p.heads + 2 * kv) return;
+    const u32 token = blockIdx.x;
+    const int sequence = p.batch.token_sequence[token];
+    const int position = p.batch.past[sequence] + ((int)token - p.batch.first[sequence]);
+    const bool is_q = head < p.heads, is_v = head >= p.heads + kv;
+    const u32 d = is_v ? p.values.head_size : p.keys.head_size;
+    float* line = lines + warp * max(p.keys.head_size, p.values.head_size);
+    const float* from;
+    if (is_q)
+        from = p.q + token * p.q_stride + head * d;
+    else if (!is_v)
+        head -= p.heads, from = p.k + token * p.k_stride + head * d;
+    else
+        head -= p.heads + kv, from = p.v + token * p.v_stride + head * d;
+
+    float squares = 0.f;
+    for (u32 c = lane; c < d; c += 32) {
+        float x = from[c];
+        line[c] = x;
+        squares += x * x;
+    }
+    if (!is_v && p.q_norm) {
+        float inv = 1.f / sqrtf(warp_sum(squares) / d + p.eps);
+        const void* gamma = is_q ? p.q_norm : p.k_norm;
+        u32 kind = is_q ? p.q_norm_float : p.k_norm_float;
+        for (u32 c = lane; c < d; c += 32) line[c] = line[c] * inv * load_float(gamma, c, kind);
+    }
+    __syncwarp();
+    if (!is_v && p.rotary_half) {
+        i64 at = p.positions ? p.positions[token] : (i64)position;
+        if (at < 0 || at >= p.rotary_rows) {
+            if (lane == 0) atomicMax(p.fault, (int)p.node);
+            at = 0;
+        }
+        u32 h = p.rotary_half;
+        for (u32 i = lane; i < h; i += 32) {
+            float cs = load_float(p.cos, at * h + i, p.rotary_float);
+            float sn = load_float(p.sin, at * h + i, p.rotary_float);
+            u32 i1 = p.interleaved ? 2 * i : i, i2 = p.interleaved ? 2 * i + 1 : h + i;
+            float x1 = line[i1], x2 = line[i2];
+            line[i1] = x1 * cs - x2 * sn;
+            line[i2] = x1 * sn + x2 * cs;
+        }
+        __syncwarp();
+    }
+    if (is_q) {
+        float* to = p.q_out + ((u64)token * p.heads + head) * d;
+        for (u32 c = lane; c < d; c += 32) to[c] = line[c];
+        return;
+    }
+    const Store& s = is_v ? p.values : p.keys;
+    u64 row = cache_row(p.batch, sequence, head, position);
+    if (s.kind <= KV_BF16)
+        for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
+    else if (s.kind == KV_I8)
+        for (u32 c = lane; c < d; c += 32) s.rows[row * d + c] = (u8)(signed char)store_code(s, head, c, line[c]);
+    else
+        for (u32 c = lane; c < d / 2; c += 32) {
+            int lo = store_code(s, head, 2 * c, line[2 * c]) + 8, hi = store_code(s, head, 2 * c + 1, line[2 * c + 1]) + 8;
+            s.rows[row * (d / 2) + c] = (u8)(lo | hi << 4);
+        }
+}
+
+// Mirrors `AttendParams`.
+struct AttendParams {
+    Batch batch;
+    Store keys;
+    Store values;
+    const float* q;       // [tokens, heads, head_size]
+    float* y;             // [tokens, heads, v_head_size]
+    float* part;          // [tokens, heads, splits, v_head_size + 2] where keys are split
+    const int2* tiles;    // sequence and first new token of each tile
+    const float* sink;    // [heads], or null
+    const float* bias;    // or null
+    u64 bias_stride[4];   // sequence, head, new token, key
+    u32 bias_keys;
+    u32 heads;
+    u32 queries;          // of a tile
+    u32 window;           // 0: all keys
+    u32 causal;
+    u32 zero_sink;        // a logit of 0 joins the denominator
+    u32 splits;
+    u32 split_keys;       // keys of a split; a multiple of PIECE
+    float scale;
+    float softcap;
+};
+
+#define PIECE 32
+#define ROWS 16
+#define ATTEND_THREADS 128
+
+// Floats of shared memory: keys, values, queries, scores, outputs.
+//   PIECE * (dk + 1) + PIECE * dv + ROWS * dk + ROWS * (PIECE + 1) + ROWS * dv
+extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid_constant__ AttendParams p) {
+    extern __shared__ float memory[];
+    const u32 dk = p.keys.head_size, dv = p.values.head_size;
+    float* ks = memory;
+    float* vs = ks + PIECE * (dk + 1);
+    float* qs = vs + PIECE * dv;
+    float* scores = qs + ROWS * dk;
+    float* out = scores + ROWS * (PIECE + 1);
+    __shared__ float row_max[ROWS], row_sum[ROWS], row_scale[ROWS];
+
+    const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int2 tile = p.tiles[blockIdx.x];
+    const int sequence = tile.x;
+    const u32 kv_head = blockIdx.y, split = blockIdx.z;
+    const u32 group = p.heads / p.batch.kv_heads;
+    const u32 past = p.batch.past[sequence], len = p.batch.len[sequence], first = p.batch.first[sequence];
+    const u32 queries = min(p.queries, len - (u32)tile.y);
+
+    // Group members go in lots of ROWS / queries, so that any number of heads to a key head fits.
+    const u32 lot = max(1u, ROWS / p.queries);
+    for (u32 member0 = 0; member0 < group; member0 += lot) {
+        const u32 members = min(lot, group - member0);
+        const u32 rows = queries * members;
+        for (u32 i = tid; i < rows * dk; i += ATTEND_THREADS) {
+            u32 r = i / dk, c = i % dk;
+            u32 token = first + tile.y + r / members, head = kv_head * group + member0 + r % members;
+            qs[i] = p.q[((u64)token * p.heads + head) * dk + c] * p.scale;
+        }
+        for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) out[i] = 0.f;
+        if (tid < ROWS) row_max[tid] = -INF, row_sum[tid] = 0.f;
+
+        // Keys that some query of the tile sees.
+        u32 begin = 0, end = p.causal ? past + tile.y + queries : past + len;
+        if (p.window && past + tile.y + 1 > p.window) begin = past + tile.y + 1 - p.window;
+        if (p.splits > 1) {
+            begin = max(begin, split * p.split_keys);
+            end = min(end, (split + 1) * p.split_keys);
+        }
+        begin = begin / PIECE * PIECE;
+        for (u32 k0 = begin; k0 < end; k0 += PIECE) {
+            const u32 n = min((u32)PIECE, end - k0);
+            __syncthreads();
+            for (u32 i = tid; i < n * dk; i += ATTEND_THREADS) {
+                u32 key = i / dk, c = i % dk;
+                ks[key * (dk + 1) + c] = store_get(p.keys, cache_row(p.batch, sequence, kv_head, k0 + key), kv_head, c);
+            }
+            for (u32 i = tid; i < n * dv; i += ATTEND_THREADS) {
+                u32 key = i / dv, c = i % dv;
+                vs[i] = store_get(p.values, cache_row(p.batch, sequence, kv_head, k0 + key), kv_head, c);
+            }
+            __syncthreads();
+            // A warp a row, a lane a key.
+            for (u32 r = warp; r < rows; r += ATTEND_THREADS / 32) {
+                u32 at = past + tile.y + r / members, key = k0 + lane;
+                bool seen = lane < n && (!p.causal || key <= at) && (!p.window || key + p.window > at);
+                float s = 0.f;
+                if (seen) {
+                    const float* q = qs + r * dk;
+                    const float* k = ks + lane * (dk + 1);
+                    for (u32 c = 0; c < dk; c++) s = fmaf(q[c], k[c], s);
+                    if (p.softcap > 0.f) s = p.softcap * tanhf(s / p.softcap);
+                    if (p.bias) {
+                        u32 head = kv_head * group + member0 + r % members;
+                        u64 b = sequence * p.bias_stride[0] + head * p.bias_stride[1] +
+                                (tile.y + r / members) * p.bias_stride[2] + key * p.bias_stride[3];
+                        s += key < p.bias_keys ? p.bias[b] : -INF;
+                    }
+                }
+                float piece_max = warp_max(seen ? s : -INF);
+                float largest = fmaxf(row_max[r], piece_max);
+                // Nothing seen yet: any finite maximum will do.
+                float base = largest == -INF ? 0.f : largest;
+                float e = seen ? expf(s - base) : 0.f;
+                float sum = warp_sum(e);
+                scores[r * (PIECE + 1) + lane] = e;
+                if (lane == 0) {
+                    float keep = row_max[r] == -INF ? 0.f : expf(row_max[r] - base);
+                    row_scale[r] = keep;
+                    row_sum[r] = row_sum[r] * keep + sum;
+                    row_max[r] = largest;
+                }
+            }
+            __syncthreads();
+            for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) {
+                u32 r = i / dv, c = i % dv;
+                float o = out[i] * row_scale[r];
+                for (u32 key = 0; key < n; key++) o = fmaf(scores[r * (PIECE + 1) + key], vs[key * dv + c], o);
+                out[i] = o;
+            }
+        }
+        __syncthreads();
+        for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) {
+            u32 r = i / dv, c = i % dv;
+            u32 token = first + tile.y + r / members, head = kv_head * group + member0 + r % members;
+            u64 at = (u64)token * p.heads + head;
+            if (p.splits > 1) {
+                float* part = p.part + (at * p.splits + split) * (dv + 2);
+                part[2 + c] = out[i];
+                if (c == 0) part[0] = row_max[r], part[1] = row_sum[r];
+                continue;
+            }
+            float m = row_max[r], sum = row_sum[r], o = out[i];
+            if (p.sink || p.zero_sink) {
+                float s = p.sink ? p.sink[head] : 0.f;
+                float largest = fmaxf(m, s);
+                float keep = m == -INF ? 0.f : expf(m - largest);
+                sum = sum * keep + expf(s - largest);
+                o *= keep;
+            }
+            p.y[at * dv + c] = o / sum;
+        }
+        __syncthreads();
+    }
+}
+
+// A block a head of a token: the splits in order.
+extern "C" __global__ void __launch_bounds__(128) attention_join(const __grid_constant__ AttendParams p) {
+    const u32 dv = p.values.head_size;
+    u64 at = (u64)blockIdx.x * p.heads + blockIdx.y;
+    const float* part = p.part + at * p.splits * (dv + 2);
+    float largest = -INF;
+    for (u32 s = 0; s < p.splits; s++) largest = fmaxf(largest, part[s * (dv + 2)]);
+    float sink = p.sink ? p.sink[blockIdx.y] : 0.f;
+    const bool has_sink = p.sink || p.zero_sink;
+    if (has_sink) largest = fmaxf(largest, sink);
+    float base = largest == -INF ? 0.f : largest;
+    float sum = has_sink ? expf(sink - base) : 0.f;
+    for (u32 s = 0; s < p.splits; s++) {
+        float m = part[s * (dv + 2)];
+        if (m != -INF) sum += part[s * (dv + 2) + 1] * expf(m - base);
+    }
+    for (u32 c = threadIdx.x; c < dv; c += 128) {
+        float o = 0.f;
+        for (u32 s = 0; s < p.splits; s++) {
+            float m = part[s * (dv + 2)];
+            if (m != -INF) o = fmaf(part[s * (dv + 2) + 2 + c], expf(m - base), o);
+        }
+        p.y[at * dv + c] = o / sum;
+    }
+}

@@ -1,0 +1,273 @@
+// What every kernel shares: integer names, float conversions, loads of quantized weights, warp reductions, and the
+// tensor-core instructions as inline PTX. No toolkit header is included: NVRTC packages carry none.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define INF __int_as_float(0x7f800000)
+#define QUIET_NAN __int_as_float(0x7fc00000)
+
+// ---- float types in memory -----------------------------------------------------------------------------------------
+
+enum FloatKind : u32 { F32 = 0, F16 = 1, BF16 = 2 };
+
+__device__ __forceinline__ float f16_to_f32(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+__device__ __forceinline__ float bf16_to_f32(u16 h) { return __uint_as_float((u32)h << 16); }
+
+__device__ __forceinline__ u16 f32_to_f16(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+__device__ __forceinline__ u16 f32_to_bf16(float f) {
+    u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+// Element `i` of floats stored as `kind`; the branch is the same for a whole grid.
+__device__ __forceinline__ float load_float(const void* p, u64 i, u32 kind) {
+    if (kind == F32) return ((const float*)p)[i];
+    u16 h = ((const u16*)p)[i];
+    return kind == F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+__device__ __forceinline__ void store_float(void* p, u64 i, u32 kind, float v) {
+    if (kind == F32)
+        ((float*)p)[i] = v;
+    else
+        ((u16*)p)[i] = kind == F16 ? f32_to_f16(v) : f32_to_bf16(v);
+}
+
+// Operands of the tensor cores. `pack` puts `lo` into the low half.
+struct Half {
+    static __device__ __forceinline__ u32 pack(float lo, float hi) {
+        u32 d;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+        return d;
+    }
+    static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+struct Brain {
+    static __device__ __forceinline__ u32 pack(float lo, float hi) {
+        u32 d;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+        return d;
+    }
+    static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+// ---- shared memory -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix4(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// 16 bytes from global to shared memory, past the registers.
+__device__ __forceinline__ void cp_async16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ---- reductions ----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+    return v;
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+
+// Sum over the block, in every thread. `buffer` holds 32 floats and is free again on return.
+__device__ __forceinline__ float block_sum(float v, float* buffer) {
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = v;
+    __syncthreads();
+    u32 warps = (blockDim.x + 31) / 32;
+    v = threadIdx.x % 32 < warps ? buffer[threadIdx.x % 32] : 0.f;
+    v = warp_sum(v);
+    __syncthreads();
+    return v;
+}
+
+__device__ __forceinline__ float block_max(float v, float* buffer) {
+    v = warp_max(v);
+    if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = v;
+    __syncthreads();
+    u32 warps = (blockDim.x + 31) / 32;
+    v = threadIdx.x % 32 < warps ? buffer[threadIdx.x % 32] : -INF;
+    v = warp_max(v);
+    __syncthreads();
+    return v;
+}
+
+// ---- quantized weights ---------------------------------------------------------------------------------------------
+
+enum ZeroKind : u32 { ZERO_DEFAULT = 0, ZERO_PER_BLOCK = 1, ZERO_ACROSS_ROWS = 2, ZERO_FLOAT = 3 };
+
+// A bank of matrices [rows, cols] of one format, as they lie in the file: integer codes, least-significant bits first
+// along cols, or 16- and 32-bit floats. Mirrors `Weights` in weights.rs.
+struct Weights {
+    const u8* codes;
+    const void* scales;
+    const void* zeros;
+    u64 codes_stride;   // bytes from one matrix to the next
+    u64 scales_stride;  // elements from one matrix to the next
+    u64 zeros_stride;   // bytes of packed zero points, or elements of float ones
+    u32 rows;
+    u32 cols;
+    u32 row_bytes;
+    u32 blocks;       // scales of a row
+    u32 block_shift;  // log2 of the columns that share a scale; 31 where a row has one scale
+    u32 zero_row_bytes;
+    u32 zero_kind;
+    u32 zero_float;   // FloatKind of float zero points
+    u32 scale_float;  // FloatKind of the scales; of the weights themselves where they are floats
+    u32 aligned;      // whether every run of 16 columns starts at a multiple of its own bytes
+};
+
+// A run is 16 columns: no block is shorter, so one scale and one zero point serve it.
+#define RUN 16
+
+template <int W>
+__device__ __forceinline__ float weight_scale(const Weights& w, u64 matrix, u32 row, u32 column) {
+    if constexpr (W >= 16) return 1.f;
+    u64 at = matrix * w.scales_stride + (u64)row * w.blocks + (column >> w.block_shift);
+    return load_float(w.scales, at, w.scale_float);
+}
+
+template <int W>
+__device__ __forceinline__ float weight_zero(const Weights& w, u64 matrix, u32 row, u32 column) {
+    if constexpr (W >= 16) return 0.f;
+    if (w.zero_kind == ZERO_DEFAULT) return (float)(1u << (W - 1) % 32);
+    u32 block = column >> w.block_shift;
+    if (w.zero_kind == ZERO_FLOAT)
+        return load_float(w.zeros, matrix * w.zeros_stride + (u64)row * w.blocks + block, w.zero_float);
+    const u8* zeros = (const u8*)w.zeros + matrix * w.zeros_stride;
+    constexpr u32 per_byte = W < 16 ? 8 / W : 1, mask = (1u << (W < 16 ? W : 0)) - 1;
+    u32 at = row;
+    if (w.zero_kind == ZERO_PER_BLOCK) {
+        zeros += (u64)row * w.zero_row_bytes;
+        at = block;
+    }
+    return (float)((zeros[at / per_byte] >> (W * (at % per_byte))) & mask);
+}
+
+// The stored bytes of a run.
+template <int W>
+struct Run {
+    u32 word[W / 2];
+
+    // `guard` is how many columns of the run exist; bytes of columns that do not are not read.
+    __device__ __forceinline__ void load(const Weights& w, u64 matrix, u32 row, u32 column, u32 guard) {
+        const u8* p = w.codes + matrix * w.codes_stride + (u64)row * w.row_bytes + (u64)column * W / 8;
+        if (w.aligned && guard >= RUN) {
+            if constexpr (W == 2) {
+                word[0] = *(const u32*)p;
+            } else if constexpr (W == 4) {
+                uint2 v = *(const uint2*)p;
+                word[0] = v.x, word[1] = v.y;
+            } else {
+#pragma unroll
+                for (int i = 0; i < W / 8; i++) {
+                    uint4 v = ((const uint4*)p)[i];
+                    word[4 * i] = v.x, word[4 * i + 1] = v.y, word[4 * i + 2] = v.z, word[4 * i + 3] = v.w;
+                }
+            }
+            return;
+        }
+        u32 bytes = guard >= RUN ? 2 * W : (guard * W + 7) / 8;
+#pragma unroll
+        for (int i = 0; i < W / 2; i++) {
+            u32 v = 0;
+            for (u32 j = 0; j < 4; j++)
+                if (4 * i + j < bytes) v |= (u32)p[4 * i + j] << (8 * j);
+            word[i] = v;
+        }
+    }
+
+    // Stored number `i`, unscaled: the code, or the float. `i` is a constant after unrolling. 2^23 + code is exact in a
+    // float, so that the conversion is an OR and a subtraction.
+    __device__ __forceinline__ float get(int i, u32 kind) const {
+        if constexpr (W == 32) {
+            return __uint_as_float(word[i]);
+        } else if constexpr (W == 16) {
+            u32 v = word[i / 2];
+            if (kind == BF16) return __uint_as_float(i % 2 ? v & 0xffff0000u : v << 16);
+            return f16_to_f32((u16)(i % 2 ? v >> 16 : v & 0xffffu));
+        } else {
+            constexpr int per_word = 32 / W;
+            u32 code = (word[i / per_word] >> (W * (i % per_word))) & ((1u << W) - 1);
+            return __uint_as_float(0x4b000000u | code) - 8388608.f;
+        }
+    }
+};
+
+// ---- activations between the products of an expert -----------------------------------------------------------------
+
+enum ActivationKind : u32 { ACT_IDENTITY = 0, ACT_RELU = 1, ACT_GELU = 2, ACT_SILU = 3, ACT_SWIGLU = 4 };
+enum GateKind : u32 { GATE_NONE = 0, GATE_INTERLEAVED = 1, GATE_CONCATENATED = 2, GATE_SEPARATE = 3 };
+
+struct Activation {
+    u32 kind;
+    u32 gate;
+    float alpha;
+    float beta;
+    float limit;
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+// `g` is the gate, `l` the linear part (unused without a gate).
+__device__ __forceinline__ float activate(const Activation& a, float g, float l) {
+    float v;
+    switch (a.kind) {
+        case ACT_RELU: v = g > 0.f ? g : (g == g ? 0.f : g); break;
+        case ACT_GELU: v = gelu_tanh(g); break;
+        case ACT_SILU: v = g * sigmoid(g); break;
+        case ACT_SWIGLU: {
+            // Comparisons that a NaN fails keep it a NaN.
+            g = g > a.limit ? a.limit : g;
+            l = l > a.limit ? a.limit : (l < -a.limit ? -a.limit : l);
+            return g * sigmoid(a.alpha * g) * (l + a.beta);
+        }
+        default: v = g;
+    }
+    return a.gate == GATE_NONE ? v : v * l;
+}

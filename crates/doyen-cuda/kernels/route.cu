@@ -1,0 +1,200 @@
+// Routing, and the order of routes by expert.
+//
+// Selection: the k largest logits in descending order, ties to the lowest index, NaN after every number, -inf an
+// ordinary value. Mixing weights as the operator contract says (section 1.6).
+
+#include "doyen.cuh"
+
+enum WeightingKind : u32 { SOFTMAX_ALL = 0, SOFTMAX_SELECTED = 1, GIVEN = 2, GIVEN_NORMALIZED = 3, SPARSE_MIXER = 4 };
+
+// Mirrors `RouteParams`.
+struct RouteParams {
+    const float* logits;  // [tokens, experts]
+    const float* given;   // [tokens, experts] or null
+    int* ids;             // [tokens, k]
+    float* weights;       // [tokens, k]
+    u32 experts;
+    u32 k;
+    u32 weighting;
+};
+
+struct Best {
+    float v;
+    int i;
+};
+
+// Whether `a` is selected before `b`.
+__device__ __forceinline__ bool before(Best a, Best b) {
+    if (b.i < 0) return true;
+    if (a.i < 0) return false;
+    bool an = a.v != a.v, bn = b.v != b.v;
+    if (an || bn) return an == bn ? a.i < b.i : bn;
+    return a.v > b.v || (a.v == b.v && a.i < b.i);
+}
+
+__device__ __forceinline__ Best warp_best(Best b) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        Best other = {__shfl_xor_sync(0xffffffffu, b.v, o), __shfl_xor_sync(0xffffffffu, b.i, o)};
+        if (before(other, b)) b = other;
+    }
+    return b;
+}
+
+// A warp a token. Shared memory: a byte per expert (taken), then k floats.
+extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteParams p) {
+    extern __shared__ float values[];  // [k], then taken[experts]
+    u8* taken = (u8*)(values + p.k);
+    const u32 lane = threadIdx.x, token = blockIdx.x;
+    const float* logits = p.logits + (u64)token * p.experts;
+    const float* given = p.given ? p.given + (u64)token * p.experts : nullptr;
+    int* ids = p.ids + (u64)token * p.k;
+    float* weights = p.weights + (u64)token * p.k;
+    for (u32 e = lane; e < p.experts; e += 32) taken[e] = 0;
+    __syncwarp();
+    for (u32 j = 0; j < p.k; j++) {
+        Best best = {0.f, -1};
+        for (u32 e = lane; e < p.experts; e += 32) {
+            Best b = {logits[e], (int)e};
+            if (!taken[e] && before(b, best)) best = b;
+        }
+        best = warp_best(best);
+        if (p.weighting == SPARSE_MIXER) {
+            // The softmax of this round over the entries near its winner: (m - s) / max(|s|, m) <= 0.02.
+            float sum = 0.f;
+            for (u32 e = lane; e < p.experts; e += 32) {
+                float s = logits[e];
+                if (!taken[e] && !((best.v - s) / fmaxf(fabsf(s), best.v) > 0.02f)) sum += expf(s - best.v);
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) values[j] = 1.f / sum;
+        } else if (lane == 0)
+            values[j] = given ? given[best.i] : best.v;
+        if (lane == 0) {
+            taken[best.i] = 1;
+            ids[j] = best.i;
+        }
+        __syncwarp();
+    }
+    float largest = logits[ids[0]];
+    float sum = 0.f;
+    if (p.weighting == SOFTMAX_ALL)
+        for (u32 e = lane; e < p.experts; e += 32) sum += expf(logits[e] - largest);
+    if (p.weighting == SOFTMAX_SELECTED)
+        for (u32 j = lane; j < p.k; j += 32) sum += expf(values[j] - largest);
+    if (p.weighting == GIVEN_NORMALIZED)
+        for (u32 j = lane; j < p.k; j += 32) sum += values[j];
+    sum = warp_sum(sum);
+    for (u32 j = lane; j < p.k; j += 32) {
+        float v = values[j];
+        if (p.weighting == SOFTMAX_ALL || p.weighting == SOFTMAX_SELECTED) v = expf(v - largest) / sum;
+        if (p.weighting == GIVEN_NORMALIZED) v = sum == 0.f ? 0.f : v / sum;
+        weights[j] = v;
+    }
+}
+
+// Mirrors `GroupParams`.
+struct GroupParams {
+    const int* ids;    // expert of each route
+    int* counts;       // [experts]
+    int* ends;         // [experts]
+    int* order;        // [routes]
+    int2* tiles;
+    int* tile_count;
+    u32 routes;
+    u32 experts;
+    u32 tile_rows;
+};
+
+#define GROUP_THREADS 256
+
+// A block an expert: how many routes go to it.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_count(const __grid_constant__ GroupParams p) {
+    __shared__ float buffer[32];
+    int e = blockIdx.x, n = 0;
+    for (u32 r = threadIdx.x; r < p.routes; r += GROUP_THREADS) n += p.ids[r] == e;
+    // Counts below 2^24 are exact as floats; the host allows no more routes.
+    float total = block_sum((float)n, buffer);
+    if (threadIdx.x == 0) p.counts[e] = (int)total;
+}
+
+// A block an expert: its routes in ascending order, and its tiles.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_place(const __grid_constant__ GroupParams p) {
+    __shared__ float buffer[32];
+    __shared__ int warp_counts[GROUP_THREADS / 32];
+    int e = blockIdx.x;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int before = 0, tiles_before = 0;
+    for (int i = threadIdx.x; i < e; i += GROUP_THREADS) {
+        before += p.counts[i];
+        tiles_before += (p.counts[i] + p.tile_rows - 1) / p.tile_rows;
+    }
+    int start = (int)block_sum((float)before, buffer);
+    int tile = (int)block_sum((float)tiles_before, buffer);
+    int count = p.counts[e], tiles = (count + p.tile_rows - 1) / p.tile_rows;
+    for (int t = threadIdx.x; t < tiles; t += GROUP_THREADS)
+        p.tiles[tile + t] = make_int2(e, start + t * p.tile_rows);
+    if (threadIdx.x == 0) {
+        p.ends[e] = start + count;
+        if (e == (int)p.experts - 1) *p.tile_count = tile + tiles;
+    }
+    for (u32 r0 = 0; r0 < p.routes; r0 += GROUP_THREADS) {
+        u32 r = r0 + threadIdx.x;
+        bool mine = r < p.routes && p.ids[r] == e;
+        u32 ballot = __ballot_sync(0xffffffffu, mine);
+        if (lane == 0) warp_counts[warp] = __popc(ballot);
+        __syncthreads();
+        int at = start + __popc(ballot & ((1u << lane) - 1));
+        int all = 0;
+        for (u32 w = 0; w < GROUP_THREADS / 32; w++) {
+            if (w < warp) at += warp_counts[w];
+            all += warp_counts[w];
+        }
+        if (mine) p.order[at] = r;
+        start += all;
+        __syncthreads();
+    }
+}
+
+// Mirrors `ActivateParams`. h1: FC1 rows of each place, h3: FC3 rows where the linear part is apart.
+struct ActivateParams {
+    const float* h1;
+    const float* h3;
+    float* y;
+    u64 n;       // places x inter
+    u32 inter;
+    Activation act;
+};
+
+extern "C" __global__ void __launch_bounds__(256) activate_rows(const __grid_constant__ ActivateParams p) {
+    for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.n; at += gridDim.x * 256ull) {
+        u64 row = at / p.inter, i = at % p.inter;
+        float g, l = 0.f;
+        switch (p.act.gate) {
+            case GATE_INTERLEAVED: g = p.h1[2 * at], l = p.h1[2 * at + 1]; break;
+            case GATE_CONCATENATED: g = p.h1[2 * row * p.inter + i], l = p.h1[(2 * row + 1) * p.inter + i]; break;
+            case GATE_SEPARATE: g = p.h1[at], l = p.h3[at]; break;
+            default: g = p.h1[at];
+        }
+        p.y[at] = activate(p.act, g, l);
+    }
+}
+
+// y[token, n] = sum over j of mix[token, j] * rows[token, j, n], j in order. Mirrors `CombineParams`.
+struct CombineParams {
+    const float* rows;
+    const float* mix;
+    float* y;
+    u64 n;  // tokens x hidden
+    u32 hidden;
+    u32 k;
+};
+
+extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ CombineParams p) {
+    for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.n; at += gridDim.x * 256ull) {
+        u64 token = at / p.hidden, i = at % p.hidden;
+        float sum = 0.f;
+        for (u32 j = 0; j < p.k; j++) sum += p.mix[token * p.k + j] * p.rows[(token * p.k + j) * p.hidden + i];
+        p.y[at] = sum;
+    }
+}

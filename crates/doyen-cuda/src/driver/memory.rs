@@ -1,0 +1,131 @@
+//! Memory of the card: buffers, addresses into them, and constants brought there once.
+
+use super::{Gpu, failed};
+use crate::error::CudaError;
+use bytes::Bytes;
+use cudarc::driver::{CudaSlice, DevicePtr, DriverError, sys};
+use doyen_graph::device::DeviceError;
+use doyen_tensor::ByteCount;
+use std::{collections::HashMap, sync::Arc};
+
+/// An address in a buffer of the card, or none.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Addr(u64);
+
+impl Addr {
+    /// No address: an absent operand.
+    pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) const fn is_aligned(self, bytes: u64) -> bool {
+        self.0.is_multiple_of(bytes)
+    }
+}
+
+/// Bytes of the card.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    slice: CudaSlice<u8>,
+    start: u64,
+    len: usize,
+}
+
+fn out_of_memory(what: &str, bytes: usize, e: DriverError) -> DeviceError {
+    if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return DeviceError::Memory { what: format!("{what} on the card"), bytes: ByteCount(bytes as u64) };
+    }
+    failed(format!("cannot allocate {} for {what}", ByteCount(bytes as u64)))(e).into()
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(e: CudaError) -> Self {
+        Self::Step(e.to_string())
+    }
+}
+
+impl Buffer {
+    /// Zeroed bytes.
+    ///
+    /// # Errors
+    /// When the card has no such memory; `what` says what for.
+    pub(crate) fn new(gpu: &Gpu, len: usize, what: &str) -> Result<Self, DeviceError> {
+        let slice = gpu.stream().alloc_zeros::<u8>(len.max(1)).map_err(|e| out_of_memory(what, len, e))?;
+        let start = slice.device_ptr(gpu.stream()).0;
+        Ok(Self { slice, start, len })
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of a byte.
+    ///
+    /// # Errors
+    /// When `len` bytes from there on are not inside.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Result<Addr, CudaError> {
+        self.range(offset, len)?;
+        Ok(Addr(self.start + offset as u64))
+    }
+
+    /// The first byte.
+    pub(crate) const fn start(&self) -> Addr {
+        Addr(self.start)
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<std::ops::Range<usize>, CudaError> {
+        match offset.checked_add(len).filter(|&end| end <= self.len) {
+            Some(end) => Ok(offset..end),
+            None => Err(CudaError::Driver {
+                what: "memory of the card".into(),
+                reason: format!("{len} bytes at {offset} of a buffer of {}", self.len),
+            }),
+        }
+    }
+
+    /// Copies bytes to the card; they may be reused at once.
+    pub(crate) fn write(&mut self, gpu: &Gpu, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let range = self.range(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut part = self.slice.slice_mut(range);
+        gpu.stream().memcpy_htod(bytes, &mut part).map_err(failed("cannot copy to the card"))
+    }
+
+    /// Copies bytes from the card, once everything launched before is done.
+    pub(crate) fn read(&self, gpu: &Gpu, offset: usize, out: &mut [u8]) -> Result<(), CudaError> {
+        let range = self.range(offset, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let part = self.slice.slice(range);
+        gpu.stream().memcpy_dtoh(&part, out).map_err(failed("cannot copy from the card"))?;
+        gpu.wait()
+    }
+}
+
+/// Constants of a program on the card. Bytes that several nodes read are there once.
+#[derive(Default)]
+pub(crate) struct Uploads {
+    by_source: HashMap<(usize, usize), Arc<Buffer>>,
+    bytes: u64,
+}
+
+impl Uploads {
+    /// The bytes on the card.
+    ///
+    /// # Errors
+    /// When the card has no memory for them.
+    pub(crate) fn get(&mut self, gpu: &Gpu, bytes: &Bytes, what: &str) -> Result<Arc<Buffer>, DeviceError> {
+        let source = (bytes.as_ptr() as usize, bytes.len());
+        if let Some(buffer) = self.by_source.get(&source) {
+            return Ok(Arc::clone(buffer));
+        }
+        let mut buffer = Buffer::new(gpu, bytes.len(), what)?;
+        buffer.write(gpu, 0, bytes)?;
+        let buffer = Arc::new(buffer);
+        self.bytes += bytes.len() as u64;
+        self.by_source.insert(source, Arc::clone(&buffer));
+        Ok(buffer)
+    }
+}

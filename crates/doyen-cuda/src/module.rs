@@ -1,0 +1,214 @@
+//! The table of kernels: which CUDA file is compiled with which definitions, and the entry points it has.
+//!
+//! One table for all: the device compiles modules as nodes ask for them, `examples/compile.rs` compiles every one for every
+//! supported card.
+
+use doyen_tensor::{FloatType, format::Bits};
+use std::fmt;
+
+/// The header that every module includes.
+pub(crate) const HEADER: (&str, &str) = ("doyen.cuh", include_str!("../kernels/doyen.cuh"));
+
+/// Bits of a stored weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Width {
+    B2,
+    B4,
+    B8,
+    /// float16 or bfloat16; told apart when a kernel runs.
+    F16,
+    F32,
+}
+
+impl Width {
+    /// All widths, narrowest first.
+    pub const ALL: [Self; 5] = [Self::B2, Self::B4, Self::B8, Self::F16, Self::F32];
+
+    /// The width of codes.
+    pub const fn of_bits(bits: Bits) -> Self {
+        match bits {
+            Bits::B2 => Self::B2,
+            Bits::B4 => Self::B4,
+            Bits::B8 => Self::B8,
+        }
+    }
+
+    /// The width of float weights.
+    pub const fn of_float(ty: FloatType) -> Self {
+        match ty {
+            FloatType::F32 => Self::F32,
+            FloatType::F16 | FloatType::BF16 => Self::F16,
+        }
+    }
+
+    /// The number.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::B2 => 2,
+            Self::B4 => 4,
+            Self::B8 => 8,
+            Self::F16 => 16,
+            Self::F32 => 32,
+        }
+    }
+}
+
+/// What the tensor cores multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Operand {
+    /// float16: eleven significant bits, at most 65504.
+    F16,
+    /// bfloat16: eight significant bits, the range of float32.
+    #[default]
+    Bf16,
+}
+
+impl Operand {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F16, Self::Bf16];
+
+    const fn type_name(self) -> &'static str {
+        match self {
+            Self::F16 => "Half",
+            Self::Bf16 => "Brain",
+        }
+    }
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// A compiled unit: a file with definitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Module {
+    /// Norms, embeddings, element-wise operators, movements.
+    Pointwise,
+    /// Routing, the order of routes, activations between the products of experts.
+    Route,
+    /// Attention over paged caches.
+    Attention,
+    /// Products of few rows, in float32.
+    Gemv(Width),
+    /// Products of many rows, on the tensor cores.
+    Gemm(Width, Operand),
+}
+
+impl Module {
+    /// Every module, with every variant.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Pointwise, Self::Route, Self::Attention];
+        all.extend(Width::ALL.map(Self::Gemv));
+        all.extend(Width::ALL.iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
+        all
+    }
+
+    /// Name of the file, and its text.
+    pub const fn source(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Pointwise => ("pointwise.cu", include_str!("../kernels/pointwise.cu")),
+            Self::Route => ("route.cu", include_str!("../kernels/route.cu")),
+            Self::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
+            Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
+            Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
+        }
+    }
+
+    /// What it is compiled with, as `NAME=VALUE`.
+    pub fn defines(self) -> Vec<String> {
+        match self {
+            Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
+            Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
+            Self::Gemm(w, o) => vec![format!("BITS={}", w.bits()), format!("OPERAND={}", o.type_name())],
+        }
+    }
+
+    /// Its kernels.
+    pub const fn entries(self) -> &'static [&'static str] {
+        match self {
+            Self::Pointwise => {
+                &["normalize", "embed", "unary", "binary", "softmax", "select_rows", "transpose", "argmax"]
+            }
+            Self::Route => &["route", "group_count", "group_place", "activate_rows", "combine"],
+            Self::Attention => &["attention_prepare", "attend", "attention_join"],
+            Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
+            Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
+        }
+    }
+}
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pointwise => f.write_str("pointwise"),
+            Self::Route => f.write_str("route"),
+            Self::Attention => f.write_str("attention"),
+            Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
+            Self::Gemm(w, o) => write!(f, "gemm_{}b_{o}", w.bits()),
+        }
+    }
+}
+
+/// What a module is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Arch {
+    /// Compute capability.
+    pub major: i32,
+    /// Minor part.
+    pub minor: i32,
+}
+
+impl Arch {
+    /// The architectures that every module must compile for.
+    pub const SUPPORTED: [Self; 6] = [
+        Self { major: 8, minor: 0 },
+        Self { major: 8, minor: 6 },
+        Self { major: 8, minor: 9 },
+        Self { major: 9, minor: 0 },
+        Self { major: 10, minor: 0 },
+        Self { major: 12, minor: 0 },
+    ];
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Hopper's own instructions need the target that promises nothing to later cards.
+        let own = if (self.major, self.minor) == (9, 0) { "a" } else { "" };
+        write!(f, "sm_{}{}{own}", self.major, self.minor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_entry_is_in_its_source_and_the_other_way_round() {
+        for module in Module::all() {
+            let (file, text) = module.source();
+            let declared: HashSet<&str> = text
+                .split("extern \"C\" __global__ void ")
+                .skip(1)
+                .map(|s| s.split(") ").nth(1).unwrap_or_default().split('(').next().unwrap_or_default())
+                .collect();
+            let listed: HashSet<&str> = module.entries().iter().copied().collect();
+            assert_eq!(declared, listed, "{file}");
+        }
+    }
+
+    #[test]
+    fn modules_have_names_of_their_own() {
+        let all = Module::all();
+        let names: HashSet<String> = all.iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), all.len());
+        assert_eq!(Arch { major: 9, minor: 0 }.to_string(), "sm_90a");
+        assert_eq!(Arch { major: 12, minor: 0 }.to_string(), "sm_120");
+    }
+}

@@ -1,0 +1,351 @@
+//! What kernels take: the structures of the CUDA files, field for field.
+//!
+//! Pointers are [`Addr`]s; the sizes are compared with the CUDA declarations by hand and pinned by a test below.
+
+use crate::driver::{Addr, Params};
+
+/// `Weights` of doyen.cuh: a bank of matrices of one format.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Weights {
+    pub(crate) codes: Addr,
+    pub(crate) scales: Addr,
+    pub(crate) zeros: Addr,
+    pub(crate) codes_stride: u64,
+    pub(crate) scales_stride: u64,
+    pub(crate) zeros_stride: u64,
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) row_bytes: u32,
+    pub(crate) blocks: u32,
+    pub(crate) block_shift: u32,
+    pub(crate) zero_row_bytes: u32,
+    pub(crate) zero_kind: u32,
+    pub(crate) zero_float: u32,
+    pub(crate) scale_float: u32,
+    pub(crate) aligned: u32,
+}
+
+/// `Activation` of doyen.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Activation {
+    pub(crate) kind: u32,
+    pub(crate) gate: u32,
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    pub(crate) limit: f32,
+}
+
+/// `GemvParams` of gemv.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Gemv {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+}
+
+/// `RoutedParams` of gemv.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Routed {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) experts: Addr,
+    pub(crate) mix: Addr,
+    pub(crate) bias_float: u32,
+    pub(crate) x_div: u32,
+    pub(crate) routes: u32,
+    pub(crate) k: u32,
+    pub(crate) act: Activation,
+}
+
+/// `GemmParams` of gemm.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Gemm {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) order: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) ends: Addr,
+    pub(crate) tile_count: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+    pub(crate) x_div: u32,
+    pub(crate) y_by_route: u32,
+}
+
+/// `RouteParams` of route.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) logits: Addr,
+    pub(crate) given: Addr,
+    pub(crate) ids: Addr,
+    pub(crate) weights: Addr,
+    pub(crate) experts: u32,
+    pub(crate) k: u32,
+    pub(crate) weighting: u32,
+}
+
+/// `GroupParams` of route.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub(crate) ids: Addr,
+    pub(crate) counts: Addr,
+    pub(crate) ends: Addr,
+    pub(crate) order: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) tile_count: Addr,
+    pub(crate) routes: u32,
+    pub(crate) experts: u32,
+    pub(crate) tile_rows: u32,
+}
+
+/// `ActivateParams` of route.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Activate {
+    pub(crate) h1: Addr,
+    pub(crate) h3: Addr,
+    pub(crate) y: Addr,
+    pub(crate) n: u64,
+    pub(crate) inter: u32,
+    pub(crate) act: Activation,
+}
+
+/// `CombineParams` of route.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Combine {
+    pub(crate) rows: Addr,
+    pub(crate) mix: Addr,
+    pub(crate) y: Addr,
+    pub(crate) n: u64,
+    pub(crate) hidden: u32,
+    pub(crate) k: u32,
+}
+
+/// `NormParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Norm {
+    pub(crate) x: Addr,
+    pub(crate) skip: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) gamma: Addr,
+    pub(crate) beta: Addr,
+    pub(crate) y: Addr,
+    pub(crate) sum: Addr,
+    pub(crate) width: u32,
+    pub(crate) bias_float: u32,
+    pub(crate) gamma_float: u32,
+    pub(crate) beta_float: u32,
+    pub(crate) layer: u32,
+    pub(crate) eps: f32,
+}
+
+/// `EmbedParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Embed {
+    pub(crate) w: Weights,
+    pub(crate) indices: Addr,
+    pub(crate) y: Addr,
+    pub(crate) fault: Addr,
+    pub(crate) bits: u32,
+    pub(crate) wide: u32,
+    pub(crate) strict: u32,
+    pub(crate) node: u32,
+}
+
+/// `UnaryParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Unary {
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) n: u64,
+    pub(crate) kind: u32,
+    pub(crate) alpha: f32,
+}
+
+/// Extents that [`Binary`] has room for.
+pub(crate) const MAX_RANK: usize = 8;
+
+/// `BinaryParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Binary {
+    pub(crate) a: Addr,
+    pub(crate) b: Addr,
+    pub(crate) y: Addr,
+    pub(crate) n: u64,
+    pub(crate) a_stride: [u64; MAX_RANK],
+    pub(crate) b_stride: [u64; MAX_RANK],
+    pub(crate) dims: [u32; MAX_RANK],
+    pub(crate) rank: u32,
+    pub(crate) kind: u32,
+    pub(crate) a_float: u32,
+    pub(crate) b_float: u32,
+}
+
+/// `SoftmaxParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Softmax {
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) width: u32,
+    pub(crate) log: u32,
+}
+
+/// `SelectParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Select {
+    pub(crate) x: Addr,
+    pub(crate) rows: Addr,
+    pub(crate) y: Addr,
+    pub(crate) words: u32,
+}
+
+/// `TransposeParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Transpose {
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) k: u32,
+    pub(crate) n: u32,
+    pub(crate) wide: u32,
+}
+
+/// `Store` of attention.cu: keys or values of a layer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Store {
+    pub(crate) rows: Addr,
+    pub(crate) scales: Addr,
+    pub(crate) kind: u32,
+    pub(crate) per_channel: u32,
+    pub(crate) head_size: u32,
+}
+
+/// `Batch` of attention.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Batch {
+    pub(crate) token_sequence: Addr,
+    pub(crate) first: Addr,
+    pub(crate) len: Addr,
+    pub(crate) past: Addr,
+    pub(crate) table_start: Addr,
+    pub(crate) pages: Addr,
+    pub(crate) page_shift: u32,
+    pub(crate) kv_heads: u32,
+}
+
+/// `PrepareParams` of attention.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Prepare {
+    pub(crate) batch: Batch,
+    pub(crate) keys: Store,
+    pub(crate) values: Store,
+    pub(crate) q: Addr,
+    pub(crate) k: Addr,
+    pub(crate) v: Addr,
+    pub(crate) q_out: Addr,
+    pub(crate) q_norm: Addr,
+    pub(crate) k_norm: Addr,
+    pub(crate) cos: Addr,
+    pub(crate) sin: Addr,
+    pub(crate) positions: Addr,
+    pub(crate) fault: Addr,
+    pub(crate) q_stride: u64,
+    pub(crate) k_stride: u64,
+    pub(crate) v_stride: u64,
+    pub(crate) heads: u32,
+    pub(crate) q_norm_float: u32,
+    pub(crate) k_norm_float: u32,
+    pub(crate) rotary_float: u32,
+    pub(crate) rotary_half: u32,
+    pub(crate) rotary_rows: u32,
+    pub(crate) interleaved: u32,
+    pub(crate) eps: f32,
+    pub(crate) node: u32,
+}
+
+/// `AttendParams` of attention.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Attend {
+    pub(crate) batch: Batch,
+    pub(crate) keys: Store,
+    pub(crate) values: Store,
+    pub(crate) q: Addr,
+    pub(crate) y: Addr,
+    pub(crate) part: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) sink: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) bias_stride: [u64; 4],
+    pub(crate) bias_keys: u32,
+    pub(crate) heads: u32,
+    pub(crate) queries: u32,
+    pub(crate) window: u32,
+    pub(crate) causal: u32,
+    pub(crate) zero_sink: u32,
+    pub(crate) splits: u32,
+    pub(crate) split_keys: u32,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+}
+
+macro_rules! params {
+    ($($name:ident),*) => { $(
+        // SAFETY: `repr(C)` with the fields of the CUDA structure in its order, every field of the same size; binding checks
+        // the extents of the operands when it fills them in.
+        unsafe impl Params for $name {}
+    )* };
+}
+
+params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
+params!(Transpose, Prepare, Attend);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sizes that NVRTC gives the structures: 8-byte pointers and 64-bit numbers first, then 4-byte ones, padded to 8.
+    #[test]
+    fn sizes_are_those_of_the_cuda_structures() {
+        assert_eq!(size_of::<Weights>(), 6 * 8 + 10 * 4);
+        assert_eq!(size_of::<Activation>(), 20);
+        assert_eq!(size_of::<Gemv>(), 88 + 5 * 8 + 8);
+        assert_eq!(size_of::<Routed>(), 88 + 5 * 8 + 4 * 4 + 20 + 4);
+        assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
+        assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);
+        assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);
+        assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);
+        assert_eq!(size_of::<Store>(), 2 * 8 + 3 * 4 + 4);
+        assert_eq!(size_of::<Batch>(), 6 * 8 + 2 * 4);
+        assert_eq!(size_of::<Prepare>(), 56 + 32 + 32 + 10 * 8 + 3 * 8 + 9 * 4 + 4);
+        assert_eq!(size_of::<Attend>(), 56 + 32 + 32 + 6 * 8 + 4 * 8 + 10 * 4);
+    }
+}
