@@ -43,9 +43,11 @@ fn main() -> ExitCode {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&(module, arch)) = work.get(at) else { return };
-                    let result = one(&compiler, module, arch, folder.as_ref());
+                    let result = one(compiler, module, arch, folder.as_ref());
                     match result {
-                        Ok(text) => lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[at] = text,
+                        Ok(text) => {
+                            lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[at] = text;
+                        }
                         Err(e) => failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(e),
                     }
                 }
@@ -53,18 +55,28 @@ fn main() -> ExitCode {
         }
     });
     let (major, minor) = compiler.version();
-    println!("NVRTC {major}.{minor}\n{:<12} {:<8} {:<18} registers stack spills shared", "module", "card", "kernel");
+    println!(
+        "NVRTC {major}.{minor}\n{:<12} {:<8} {:<18} registers stack spills shared",
+        "module", "card", "kernel"
+    );
     for line in lines.into_inner().unwrap_or_default().iter().flatten() {
         println!("{line}");
     }
     let failures = failures.into_inner().unwrap_or_default();
-    failures.iter().for_each(|f| eprintln!("error: {f}"));
+    for failure in &failures {
+        eprintln!("error: {failure}");
+    }
     println!("{} of {} compiled", work.len() - failures.len(), work.len());
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Compiles one module; a line for each kernel.
-fn one(compiler: &Compiler, module: Module, arch: Arch, folder: Option<&PathBuf>) -> Result<Vec<String>, String> {
+fn one(
+    compiler: Compiler,
+    module: Module,
+    arch: Arch,
+    folder: Option<&PathBuf>,
+) -> Result<Vec<String>, String> {
     let compiled = compiler.compile(module, arch).map_err(|e| e.to_string())?;
     for entry in module.entries() {
         if !compiled.resources.iter().any(|r| r.entry == *entry) {
@@ -73,9 +85,9 @@ fn one(compiler: &Compiler, module: Module, arch: Arch, folder: Option<&PathBuf>
     }
     if let Some(folder) = folder {
         let path = folder.join(format!("{module}-{arch}.cubin"));
-        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, &compiled.cubin)).map_err(|e| {
-            format!("cannot write {}: {e}", path.display())
-        })?;
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&path, &compiled.cubin))
+            .map_err(|e| format!("cannot write {}: {e}", path.display()))?;
     }
     let line = |r: &doyen_cuda::compile::Resources| {
         format!(

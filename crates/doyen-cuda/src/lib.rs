@@ -16,14 +16,14 @@
 //! Which kernel a product takes depends on the number of its rows, so logits of a sequence may differ in their last bits
 //! with the company it has in a step.
 
-
+mod bind;
 pub mod compile;
-
+mod driver;
 mod error;
 pub mod module;
-
-
-
+mod params;
+mod session;
+mod weights;
 
 pub use error::CudaError;
-
+pub use session::{CudaDevice, CudaOptions};

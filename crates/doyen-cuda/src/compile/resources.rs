@@ -26,7 +26,8 @@ pub(super) fn parse(log: &str) -> Vec<Resources> {
         let Some(last) = found.last_mut() else { continue };
         if line.contains("bytes stack frame") {
             last.stack = number_before(line, " bytes stack frame");
-            last.spills = number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+            last.spills =
+                number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
         }
         if line.contains("Used ") {
             last.registers = number_before(line, " registers");
@@ -61,8 +62,7 @@ mod tests {
                    ptxas info    : Compiling entry function 'b' for 'sm_90a'\n\
                    ptxas info    : Used 20 registers\n";
         let found = parse(log);
-        let first =
-            Resources { entry: "gemv_1".into(), registers: 48, stack: 32, spills: 12, shared: 256 };
+        let first = Resources { entry: "gemv_1".into(), registers: 48, stack: 32, spills: 12, shared: 256 };
         assert_eq!(found[0], first);
         assert_eq!((found[1].registers, found[1].spills), (20, 0));
     }

@@ -104,6 +104,16 @@ impl Buffer {
     }
 }
 
+impl Buffer {
+    /// Copies float32 numbers from the card, once everything launched before is done.
+    pub(crate) fn read_f32(&self, gpu: &Gpu, offset: usize, out: &mut [f32]) -> Result<(), CudaError> {
+        let len = size_of_val(out);
+        // SAFETY: the bytes of the numbers, borrowed exclusively as they are; every bit pattern is a float.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), len) };
+        self.read(gpu, offset, bytes)
+    }
+}
+
 /// Constants of a program on the card. Bytes that several nodes read are there once.
 #[derive(Default)]
 pub(crate) struct Uploads {

@@ -1,0 +1,233 @@
+//! KV pages of every cache group and layer, on the card.
+
+use crate::{
+    driver::{Addr, Buffer, Gpu},
+    error::CudaError,
+};
+use bytes::Bytes;
+use doyen_graph::{
+    device::{DeviceError, GroupPages, Program},
+    lowered::{CacheGroup, CacheSlot, KvFormat},
+};
+use doyen_tensor::{DType, FloatType, PageId, Tensor};
+
+/// How a row is stored: `StoreKind` of attention.cu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Row {
+    Float(FloatType),
+    Int8,
+    Int4,
+}
+
+impl Row {
+    /// The storage of a group's rows, floats in the type given.
+    pub(crate) const fn new(format: KvFormat, float: FloatType) -> Self {
+        match format {
+            KvFormat::Float => Self::Float(float),
+            KvFormat::Int8 { .. } => Self::Int8,
+            KvFormat::Int4 { .. } => Self::Int4,
+        }
+    }
+
+    pub(crate) const fn kind(self) -> u32 {
+        match self {
+            Self::Float(FloatType::F32) => 0,
+            Self::Float(FloatType::F16) => 1,
+            Self::Float(FloatType::BF16) => 2,
+            Self::Int8 => 3,
+            Self::Int4 => 4,
+        }
+    }
+
+    const fn bytes(self, head_size: usize) -> usize {
+        match self {
+            Self::Float(ty) => ty.size() * head_size,
+            Self::Int8 => head_size,
+            Self::Int4 => head_size / 2,
+        }
+    }
+
+    const fn dtype(self) -> DType {
+        match self {
+            Self::Float(ty) => ty.dtype(),
+            Self::Int8 => DType::I8,
+            Self::Int4 => DType::U8,
+        }
+    }
+}
+
+/// Keys or values of one layer: `[pages, kv_heads, page_size, head_size]`.
+pub(crate) struct Store {
+    row: Row,
+    pages: usize,
+    kv_heads: usize,
+    page_size: usize,
+    head_size: usize,
+    memory: Buffer,
+}
+
+impl Store {
+    fn row_bytes(&self) -> usize {
+        self.row.bytes(self.head_size)
+    }
+
+    /// log2 of the positions of a page.
+    pub(crate) const fn page_shift(&self) -> u32 {
+        self.page_size.trailing_zeros()
+    }
+
+    pub(crate) const fn addr(&self) -> Addr {
+        self.memory.start()
+    }
+
+    /// Shape of `len` rows of a sequence: `[kv_heads, len, channels as stored]`.
+    fn shape(&self, len: usize) -> [usize; 3] {
+        [self.kv_heads, len, self.row_bytes() * 8 / self.row.dtype().bits()]
+    }
+
+    /// First byte of a position's row.
+    fn offset(&self, table: &[PageId], head: usize, position: usize) -> Result<usize, DeviceError> {
+        let page = table.get(position / self.page_size).filter(|p| p.index() < self.pages);
+        let page = page.ok_or_else(|| DeviceError::Step(format!("no page for position {position}")))?;
+        let row = (page.index() * self.kv_heads + head) * self.page_size + position % self.page_size;
+        Ok(row * self.row_bytes())
+    }
+
+    /// Calls `each` with every run of rows that lie together: its offset, and its rows in `[kv_heads, len]`.
+    fn runs(
+        &self,
+        table: &[PageId],
+        len: usize,
+        mut each: impl FnMut(usize, std::ops::Range<usize>) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        for head in 0..self.kv_heads {
+            for first in (0..len).step_by(self.page_size) {
+                let end = len.min(first + self.page_size);
+                each(self.offset(table, head, first)?, head * len + first..head * len + end)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, gpu: &Gpu, table: &[PageId], len: usize) -> Result<Tensor, DeviceError> {
+        let n = self.row_bytes();
+        let mut out = vec![0u8; self.kv_heads * len * n];
+        self.runs(table, len, |offset, rows| {
+            Ok(self.memory.read(gpu, offset, &mut out[rows.start * n..rows.end * n])?)
+        })?;
+        Tensor::from_bytes(self.row.dtype(), self.shape(len), Bytes::from(out))
+            .map_err(|e| DeviceError::Step(e.to_string()))
+    }
+
+    fn write(&mut self, gpu: &Gpu, table: &[PageId], rows: &Tensor) -> Result<(), DeviceError> {
+        let len = rows.shape().get(1).copied().unwrap_or(0);
+        let stored = self.stored(rows)?;
+        if stored.shape()[..] != self.shape(len) {
+            return Err(DeviceError::Step(format!(
+                "the cache holds {}{:?}, given {rows:?}",
+                self.row.dtype(),
+                self.shape(len)
+            )));
+        }
+        let n = self.row_bytes();
+        let mut runs = Vec::new();
+        self.runs(table, len, |offset, rows| {
+            runs.push((offset, rows));
+            Ok(())
+        })?;
+        for (offset, rows) in runs {
+            self.memory.write(gpu, offset, &stored.bytes()[rows.start * n..rows.end * n])?;
+        }
+        Ok(())
+    }
+
+    /// Rows in the stored type: floats are rounded to it, codes must have it.
+    fn stored(&self, rows: &Tensor) -> Result<Tensor, DeviceError> {
+        let want = self.row.dtype();
+        if rows.dtype() == want {
+            return Ok(rows.clone());
+        }
+        if !(rows.dtype().is_float() && want.is_float()) {
+            return Err(DeviceError::Step(format!("the cache holds {want}, given {rows:?}")));
+        }
+        let rounded = rows.to_f32().and_then(|v| Tensor::from_f32(want, rows.shape().clone(), &v));
+        rounded.map_err(|e| DeviceError::Step(e.to_string()))
+    }
+}
+
+/// All caches of a session.
+pub(crate) struct Caches {
+    /// `[group][layer]`: keys, values.
+    groups: Vec<Vec<(Store, Store)>>,
+}
+
+impl Caches {
+    pub(crate) fn new(gpu: &Gpu, program: &Program, float: FloatType) -> Result<Self, DeviceError> {
+        let groups = &program.graph.groups;
+        if groups.len() != program.pages.len() {
+            return Err(DeviceError::Step("the program does not say the pages of every cache group".into()));
+        }
+        let store = |g: &CacheGroup, p: &GroupPages, head_size: usize| {
+            let row = Row::new(g.format, float);
+            let (pages, kv_heads, page_size) = (p.pages, g.kv_heads, program.limits.page_size);
+            let bytes = [kv_heads, page_size, row.bytes(head_size)]
+                .into_iter()
+                .try_fold(pages, usize::checked_mul)
+                .ok_or_else(|| DeviceError::Step("the kv cache overflows the address space".into()))?;
+            let memory = Buffer::new(gpu, bytes, "kv cache")?;
+            Ok::<_, DeviceError>(Store { row, pages, kv_heads, page_size, head_size, memory })
+        };
+        let layer = |g: &CacheGroup, p: &GroupPages| -> Result<_, DeviceError> {
+            Ok((store(g, p, g.k_head_size)?, store(g, p, g.v_head_size)?))
+        };
+        let groups = groups
+            .iter()
+            .zip(&program.pages)
+            .map(|(g, p)| g.layers.iter().map(|_| layer(g, p)).collect::<Result<Vec<_>, _>>())
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { groups })
+    }
+
+    fn find(&self, slot: CacheSlot) -> Option<&(Store, Store)> {
+        self.groups.get(slot.group)?.get(slot.layer)
+    }
+
+    /// Keys and values of a layer.
+    pub(crate) fn layer(&self, slot: CacheSlot) -> Result<&(Store, Store), CudaError> {
+        self.find(slot).ok_or_else(|| CudaError::Driver {
+            what: "kv cache".into(),
+            reason: format!("there is no layer {} of group {}", slot.layer, slot.group),
+        })
+    }
+
+    pub(crate) fn read(
+        &self,
+        gpu: &Gpu,
+        slot: CacheSlot,
+        table: &[PageId],
+        len: usize,
+    ) -> Result<(Tensor, Tensor), DeviceError> {
+        let (keys, values) = self.layer(slot)?;
+        Ok((keys.read(gpu, table, len)?, values.read(gpu, table, len)?))
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        gpu: &Gpu,
+        slot: CacheSlot,
+        table: &[PageId],
+        (keys, values): (&Tensor, &Tensor),
+    ) -> Result<(), DeviceError> {
+        self.layer(slot)?;
+        let (k, v) = &mut self.groups[slot.group][slot.layer];
+        k.write(gpu, table, keys)?;
+        v.write(gpu, table, values)
+    }
+}
+
+/// Bytes of a page of a group over all its layers, keys and values.
+pub(crate) fn page_bytes(group: &CacheGroup, page_size: usize, float: FloatType) -> usize {
+    let row = Row::new(group.format, float);
+    let bytes = row.bytes(group.k_head_size) + row.bytes(group.v_head_size);
+    group.layers.len() * group.kv_heads * page_size * bytes
+}

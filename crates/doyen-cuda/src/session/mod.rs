@@ -1,0 +1,349 @@
+//! A card as a device, and a loaded program with its memory.
+//!
+//! * `io`: a node's addresses in the arena
+//! * `step`: what a step brings
+//! * `caches`: KV pages
+//! * `check`: batches against the limits
+
+pub(crate) mod caches;
+mod check;
+pub(crate) mod io;
+pub(crate) mod step;
+
+use crate::{
+    bind::{Binder, Context, Kernel, Setting},
+    driver::{Buffer, Gpu, Uploads},
+    error::CudaError,
+    module::Operand,
+};
+use caches::Caches;
+use doyen_graph::{
+    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session},
+    lowered::{Attention, CacheSlot, LNode, LOp, LValueId, Lowered},
+};
+use doyen_tensor::{ByteCount, DType, FloatType, PageId, Tensor};
+use io::{NodeIo, ValueRef};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use step::Step;
+
+/// Which card, and what it computes in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Index of the card.
+    pub ordinal: usize,
+    /// What the tensor cores multiply; nothing where all products are to be in float32.
+    pub operand: Option<Operand>,
+    /// Float rows of the caches.
+    pub kv: FloatType,
+    /// Folder of compiled kernels; nothing is kept where there is none.
+    pub cache: Option<PathBuf>,
+}
+
+/// An NVIDIA card.
+#[derive(Clone)]
+pub struct CudaDevice {
+    gpu: Arc<Gpu>,
+    operand: Option<Operand>,
+    kv: FloatType,
+}
+
+impl CudaDevice {
+    /// Opens a card.
+    ///
+    /// # Errors
+    /// Says what is missing: the driver, the card, its compute capability, NVRTC.
+    pub fn new(options: &CudaOptions) -> Result<Self, CudaError> {
+        let gpu = Gpu::open(options.ordinal, options.cache.clone())?;
+        // Before a model is read: without NVRTC nothing will run.
+        crate::compile::Compiler::load()?;
+        Ok(Self { gpu: Arc::new(gpu), operand: options.operand, kv: options.kv })
+    }
+
+    /// Bytes free on the card.
+    ///
+    /// # Errors
+    /// When the driver does not tell.
+    pub fn free_memory(&self) -> Result<ByteCount, CudaError> {
+        Ok(ByteCount(self.gpu.free()? as u64))
+    }
+
+    fn setting(&self, numerics: Numerics) -> Setting {
+        Setting {
+            operand: self.operand.filter(|_| numerics == Numerics::Fast),
+            kv: self.kv,
+            shared: self.gpu.shared(),
+        }
+    }
+}
+
+fn node_error(node: &LNode) -> impl FnOnce(String) -> DeviceError {
+    let node = node.name.clone();
+    move |reason| DeviceError::Node { node, reason }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        let operand = self.operand.map_or_else(|| "f32".into(), |o| o.to_string());
+        format!("{}, {operand} products, {} kv cache", self.gpu.describe(), self.kv.dtype())
+    }
+
+    fn plan(
+        &self,
+        graph: &Lowered,
+        node: &LNode,
+        limits: &Limits,
+        numerics: Numerics,
+    ) -> Result<NodePlan, DeviceError> {
+        let bound = Binder::new(graph, node, self.setting(numerics)).bind().map_err(node_error(node))?;
+        Ok(match bound {
+            None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
+            Some(kernel) => NodePlan {
+                kernel: kernel.name(),
+                scratch: kernel.scratch(limits),
+                resident: ByteCount(kernel.resident() as u64),
+            },
+        })
+    }
+
+    fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount> {
+        let bytes = |g| ByteCount(caches::page_bytes(g, page_size, self.kv) as u64);
+        graph.groups.iter().map(bytes).collect()
+    }
+
+    fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
+        Ok(Box::new(CudaSession::new(self, program)?))
+    }
+}
+
+/// A node with its kernels and values.
+struct Bound {
+    node: usize,
+    kernel: Box<dyn Kernel>,
+    io: NodeIo,
+}
+
+/// Where the step's own inputs go.
+struct Inputs {
+    tokens: Option<ValueRef>,
+    positions: Option<ValueRef>,
+    others: Vec<ValueRef>,
+}
+
+struct CudaSession {
+    gpu: Arc<Gpu>,
+    program: Program,
+    nodes: Vec<Bound>,
+    inputs: Inputs,
+    outputs: Vec<ValueRef>,
+    /// Float outputs of the last step.
+    results: Vec<Vec<f32>>,
+    arena: Buffer,
+    scratch: Buffer,
+    /// Number of a node that found an index out of range, counted from 1.
+    fault: Buffer,
+    caches: Caches,
+    step: Step,
+    /// Tokens and rows of the last step.
+    last: (usize, usize),
+    _constants: Uploads,
+}
+
+impl CudaSession {
+    fn new(device: &CudaDevice, program: Program) -> Result<Self, DeviceError> {
+        let gpu = Arc::clone(&device.gpu);
+        let graph = &program.graph;
+        let setting = device.setting(program.numerics);
+        let mut constants = Uploads::default();
+        let mut nodes = Vec::with_capacity(graph.nodes.len());
+        for (n, node) in graph.nodes.iter().enumerate() {
+            let Some(mut kernel) = Binder::new(graph, node, setting).bind().map_err(node_error(node))? else {
+                continue;
+            };
+            if kernel.scratch(&program.limits) > program.scratch {
+                return Err(node_error(node)("it takes more scratch than the program has".into()));
+            }
+            kernel.load(&gpu, &mut constants)?;
+            nodes.push(Bound { node: n, kernel, io: NodeIo::new(&program, node)? });
+        }
+        let one = |v: Option<LValueId>| v.map(|v| ValueRef::new(&program, v)).transpose();
+        let all =
+            |vs: &[LValueId]| vs.iter().map(|&v| ValueRef::new(&program, v)).collect::<Result<Vec<_>, _>>();
+        let inputs = Inputs {
+            tokens: one(graph.tokens)?,
+            positions: one(graph.positions)?,
+            others: all(&graph.inputs)?,
+        };
+        let outputs = all(&graph.outputs)?;
+        let arena = Buffer::new(&gpu, program.arena, "activations")?;
+        let scratch = Buffer::new(&gpu, program.scratch, "scratch")?;
+        let fault = Buffer::new(&gpu, 4, "faults")?;
+        let caches = Caches::new(&gpu, &program, device.kv)?;
+        let step = Step::new(&gpu, &program, tile_queries(graph))?;
+        let results = vec![Vec::new(); outputs.len()];
+        gpu.wait()?;
+        Ok(Self {
+            gpu,
+            nodes,
+            inputs,
+            outputs,
+            results,
+            arena,
+            scratch,
+            fault,
+            caches,
+            step,
+            program,
+            last: (0, 0),
+            _constants: constants,
+        })
+    }
+
+    fn write_inputs(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        if let Some(v) = &self.inputs.tokens {
+            let ids: Vec<u8> = batch.tokens.iter().flat_map(|&t| i64::from(t).to_le_bytes()).collect();
+            self.arena.write(&self.gpu, v.offset, &ids)?;
+        }
+        if let Some(v) = &self.inputs.positions {
+            let positions = batch.sequences.iter().flat_map(|s| s.past..s.past + s.len);
+            let bytes: Vec<u8> = positions.flat_map(|p| (p as i64).to_le_bytes()).collect();
+            self.arena.write(&self.gpu, v.offset, &bytes)?;
+        }
+        if batch.inputs.len() != self.inputs.others.len() {
+            let (found, expected) = (batch.inputs.len(), self.inputs.others.len());
+            return Err(DeviceError::Step(format!("{found} inputs given, the program has {expected}")));
+        }
+        for (v, t) in self.inputs.others.iter().zip(batch.inputs) {
+            let t = compute_type(t, v.dtype)?;
+            if v.bytes(tokens, rows) != t.bytes().len() {
+                let planned = v.bytes(tokens, rows);
+                return Err(DeviceError::Step(format!("an input is {t:?}, {planned} bytes were planned")));
+            }
+            self.arena.write(&self.gpu, v.offset, t.bytes())?;
+        }
+        self.fault.write(&self.gpu, 0, &[0; 4])?;
+        Ok(self.step.fill(&self.gpu, batch, self.program.limits.page_size)?)
+    }
+
+    fn read_outputs(&mut self) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        for (v, out) in self.outputs.iter().zip(&mut self.results) {
+            if v.dtype == DType::F32 {
+                out.resize(v.numel(tokens, rows), 0.0);
+                self.arena.read_f32(&self.gpu, v.offset, out)?;
+            }
+        }
+        let mut fault = [0; 4];
+        self.fault.read(&self.gpu, 0, &mut fault)?;
+        let fault = usize::try_from(i32::from_le_bytes(fault)).unwrap_or(0);
+        match self.nodes.iter().find(|b| b.node + 1 == fault) {
+            Some(b) => Err(node_error(&self.program.graph.nodes[b.node])(b.kernel.fault())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The tile sizes that the attention nodes want.
+fn tile_queries(graph: &Lowered) -> Vec<usize> {
+    let wanted = graph.nodes.iter().filter_map(|n| match &n.op {
+        LOp::Attention(Attention { heads, kv_heads, .. }) => {
+            Some(crate::bind::tile_queries(*heads, *kv_heads))
+        }
+        _ => None,
+    });
+    wanted.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// A tensor in a value's compute type.
+fn compute_type(t: &Tensor, dtype: DType) -> Result<Tensor, DeviceError> {
+    if t.dtype() == dtype {
+        return Ok(t.clone());
+    }
+    let widened = t.to_f32().and_then(|v| Tensor::from_f32(dtype, t.shape().clone(), &v));
+    widened.map_err(|e| DeviceError::Step(e.to_string()))
+}
+
+impl Session for CudaSession {
+    fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        check::batch(&self.program, batch).map_err(DeviceError::Step)?;
+        self.last = (batch.tokens.len(), batch.rows.len());
+        self.write_inputs(batch)?;
+        let (tokens, rows) = self.last;
+        let cx = Context {
+            gpu: &self.gpu,
+            batch,
+            step: &self.step,
+            scratch: &self.scratch,
+            caches: &self.caches,
+            fault: self.fault.start(),
+        };
+        for bound in &self.nodes {
+            let mut io = bound.io.at(&mut self.arena, tokens, rows);
+            bound
+                .kernel
+                .run(&mut io, &cx, bound.node + 1)
+                .map_err(|e| node_error(&self.program.graph.nodes[bound.node])(e.to_string()))?;
+        }
+        self.read_outputs()
+    }
+
+    fn output(&self, index: usize) -> &[f32] {
+        self.results.get(index).map_or(&[], Vec::as_slice)
+    }
+
+    fn value(&self, id: LValueId) -> Result<Tensor, DeviceError> {
+        let v = ValueRef::new(&self.program, id)?;
+        let (tokens, rows) = self.last;
+        let mut bytes = vec![0; v.bytes(tokens, rows)];
+        self.arena.read(&self.gpu, v.offset, &mut bytes)?;
+        Tensor::from_bytes(v.dtype, v.dims(tokens, rows), bytes.into())
+            .map_err(|e| DeviceError::Step(e.to_string()))
+    }
+
+    fn read_cache(
+        &self,
+        slot: CacheSlot,
+        table: &[PageId],
+        len: usize,
+    ) -> Result<(Tensor, Tensor), DeviceError> {
+        self.caches.read(&self.gpu, slot, table, len)
+    }
+
+    fn write_cache(
+        &mut self,
+        slot: CacheSlot,
+        table: &[PageId],
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> Result<(), DeviceError> {
+        self.caches.write(&self.gpu, slot, table, (keys, values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Holds on machines with and without a card.
+    #[test]
+    fn a_card_that_is_not_there_is_an_error_that_says_what_is_missing() {
+        let options = CudaOptions { ordinal: 4096, operand: None, kv: FloatType::F32, cache: None };
+        match CudaDevice::new(&options).map(|_| ()) {
+            Err(e @ CudaError::NoDriver) => assert!(e.to_string().contains("libcuda.so.1"), "{e}"),
+            Err(e @ CudaError::NoDevice { .. }) => assert!(e.to_string().contains("no card 4096"), "{e}"),
+            Err(e @ CudaError::Driver { .. }) => assert!(e.to_string().contains("cannot"), "{e}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_name_the_range_of_cards() {
+        let e = CudaError::NoDevice { ordinal: 5, found: 2 };
+        assert_eq!(e.to_string(), "no card 5: the driver sees 2 (--device cuda:0 to cuda:1)");
+        assert_eq!(CudaError::NoDevice { ordinal: 0, found: 0 }.to_string(), "no card 0: the driver sees 0");
+    }
+}

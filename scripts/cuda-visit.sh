@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# One visit to a machine with a card: correctness first, then times, a short table last. Builds nothing there.
+#
+# Usage: scripts/cuda-visit.sh BIN [DATA] [OUT]
+#   BIN   folder with doyen and cuda-bench (cargo build --release -p doyen; --example bench of doyen-cuda)
+#   DATA  folder with conformance/ (cases), goldens/NAME/{package,golden.safetensors} and heldout.txt, what is there of it
+#   OUT   where full logs go
+# NVRTC is taken from the loader's path, or from any Python or CUDA installation found.
+set -uo pipefail
+bin=$(realpath "${1:?folder with doyen and cuda-bench}")
+data=${2:-}
+out=${3:-/tmp/cuda-visit}
+mkdir -p "$out"
+summary=()
+
+library=$(ldconfig -p | awk '/libnvrtc\.so\.13/ {print $NF; exit}')
+[ -n "$library" ] || library=$(find /usr/local/cuda*/ /opt /usr/lib -name 'libnvrtc.so.13' -print -quit 2>/dev/null)
+[ -n "$library" ] && export LD_LIBRARY_PATH=$(dirname "$library"):${LD_LIBRARY_PATH:-}
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+echo "NVRTC: ${library:-not found}"
+
+# step NAME SECONDS COMMAND...: runs it, keeps its log, notes what came of it.
+step() {
+    local name=$1 limit=$2 start=$SECONDS rc=0
+    shift 2
+    timeout "$limit" "$@" > "$out/$name.log" 2>&1 || rc=$?
+    summary+=("$(printf '%-26s rc %-3s %4d s  %s' "$name" "$rc" $((SECONDS - start)) "$(grep -v '^$' "$out/$name.log" | tail -1 | cut -c1-110)")")
+    return $rc
+}
+
+prompt='To sort a list in Python'
+step run 60 "$bin/doyen" run --device cuda -v -p "$prompt" --temperature 0 -n 64
+step run-exact 60 "$bin/doyen" run --device cuda --numerics exact --kv-dtype f32 -p "$prompt" --temperature 0 -n 64 --stats none
+step run-cpu-exact 60 "$bin/doyen" run --numerics exact -p "$prompt" --temperature 0 -n 64 --stats none
+if cmp -s "$out/run-exact.log" "$out/run-cpu-exact.log"; then
+    summary+=("greedy tokens of the built-in model: equal to the CPU's")
+else
+    summary+=("greedy tokens of the built-in model: DIFFERENT from the CPU's")
+fi
+step verify 60 "$bin/doyen" verify --device cuda
+if [ -d "$data/conformance" ]; then
+    step conformance 120 "$bin/doyen" conformance "$data/conformance" --backend cuda
+fi
+for golden in "$data"/goldens/*/; do
+    [ -f "$golden/golden.safetensors" ] || continue
+    step "golden-$(basename "$golden")" 60 "$bin/doyen" verify "$golden/package" --golden "$golden/golden.safetensors" --device cuda
+done
+if [ -f "$data/heldout.txt" ]; then
+    step eval-cuda 60 "$bin/doyen" eval --device cuda --text "$data/heldout.txt" --window 256 --windows 8
+    step eval-cpu 60 "$bin/doyen" eval --numerics exact --text "$data/heldout.txt" --window 256 --windows 8
+fi
+step bench 150 "$bin/cuda-bench"
+
+for name in run verify conformance; do
+    [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log" | cut -c1-180; }
+done
+echo "== bench"
+cat "$out/bench.log"
+echo "== summary"
+printf '%s\n' "${summary[@]}"
