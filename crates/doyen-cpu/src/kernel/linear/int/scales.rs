@@ -186,19 +186,6 @@ fn eight_codes(bits: Bits, row: &[u8], i: usize) -> __m256i {
     lanes(bits, word >> (bits.get() * (i % p)))
 }
 
-/// Codes `i .. i + 8` of packed codes.
-///
-/// # Safety
-/// `packed` is good for eight bytes from the byte of code `i` on.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn eight_codes_at(bits: Bits, packed: *const u8, i: usize) -> __m256i {
-    let p = bits.per_byte();
-    // SAFETY: the caller's promise; an array of bytes has no alignment.
-    let word = u64::from_le_bytes(unsafe { *packed.add(i / p).cast::<[u8; 8]>() });
-    lanes(bits, word >> (bits.get() * (i % p)))
-}
-
 /// The eight lowest codes of a word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -9,8 +9,8 @@
 //! Called by `fast`. The sums of a span come from a [`Spans`]: AVX2, or AVX2 with dot products of bytes.
 
 use super::{
-    super::{Columns, LANES},
-    scales::{eight_codes_at, load8},
+    super::{Columns, LANES, tiles},
+    scales::load8,
     tile::Geometry,
 };
 use crate::kernel::quantize::Prepared;
@@ -18,10 +18,13 @@ use doyen_tensor::{
     FloatType, FloatView,
     format::{QuantMatrix, ZeroPoints},
 };
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
 /// Distance of prefetching in bytes. (2 KiB lost a third, 4 KiB a twentieth, 8 and 16 KiB nothing; Zen 4.)
 const AHEAD: usize = 6144;
+
+/// Rows whose lanes are added together.
+const EIGHT: usize = 8;
 
 /// Sums of products of a span.
 pub(super) trait Spans {
@@ -43,6 +46,8 @@ struct Job<'a, const T: usize> {
     acts: [*const u8; T],
     /// Which of the eight scales that begin with an octet's first each of its groups has.
     spread: __m256i,
+    /// Where the packed zero points begin, and bytes from one row of them to the next; null when they are of another kind.
+    zeros: (*const u8, usize),
 }
 
 /// Scales and zero points of an octet, spread over its groups.
@@ -79,23 +84,63 @@ pub(super) unsafe fn rows<
     for (lane, s) in spread.iter_mut().enumerate() {
         *s = g.block_of(UNIT * lane) as i32;
     }
+    let zeros = match w.zero_points {
+        ZeroPoints::PerBlock { packed, row_bytes } => (packed.as_ptr(), row_bytes),
+        _ => (std::ptr::null(), 0),
+    };
     // SAFETY: the caller's promise; eight i32.
-    let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()) } };
+    let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()), zeros } };
     let range = out.range();
     let safe = job.safe_rows(UNIT * BITS).clamp(range.start, range.end);
-    for n in range {
-        // SAFETY: the caller's promise; only rows below `safe` are read past their end.
-        let acc = unsafe {
-            if n < safe {
-                job.row::<S, BITS, UNIT, TY, CENTRED>(n)
-            } else {
-                job.last_row::<S, BITS, UNIT, CENTRED>(n)
+    // SAFETY: the caller's promise; only rows below `safe` are read past their end.
+    unsafe {
+        for eight in tiles(range.start..safe, EIGHT) {
+            let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
+            for (i, n) in eight.clone().enumerate() {
+                let row = job.row::<S, BITS, UNIT, TY, CENTRED>(n);
+                for t in 0..T {
+                    acc[t][i] = row[t];
+                }
             }
-        };
-        let bias = bias.map_or(0.0, |b| b.get(n));
-        for t in 0..T {
-            // SAFETY: the caller's promise.
-            out.set(t, n, unsafe { lane_sum(acc[t]) } + bias);
+            write(out, eight, &acc, bias);
+        }
+        for n in safe..range.end {
+            let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
+            let row = job.last_row::<S, BITS, UNIT, CENTRED>(n);
+            for t in 0..T {
+                acc[t][0] = row[t];
+            }
+            write(out, n..n + 1, &acc, bias);
+        }
+    }
+}
+
+/// Adds lanes and biases of up to eight rows and writes them.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn write<const T: usize>(
+    out: &mut Columns<'_>,
+    rows: Range<usize>,
+    acc: &[[__m256; EIGHT]; T],
+    bias: Option<FloatView<'_>>,
+) {
+    for t in 0..T {
+        let y = out.row(t, rows.clone());
+        // SAFETY: the caller's promise; the buffer and the slice are eight floats long.
+        unsafe {
+            // As with a bias of zero: a sum of -0 becomes 0.
+            let sums = _mm256_add_ps(lane_sums(acc[t]), _mm256_setzero_ps());
+            if let (Some(eight), None) = (y.first_chunk_mut::<EIGHT>(), bias) {
+                _mm256_storeu_ps(eight.as_mut_ptr(), sums);
+                continue;
+            }
+            let mut all = [0f32; EIGHT];
+            _mm256_storeu_ps(all.as_mut_ptr(), sums);
+            for ((y, sum), n) in y.iter_mut().zip(all).zip(rows.clone()) {
+                *y = sum + bias.map_or(0.0, |b| b.get(n));
+            }
         }
     }
 }
@@ -146,25 +191,44 @@ impl<const T: usize> Job<'_, T> {
             let mut acc = [_mm256_setzero_ps(); T];
             let codes = self.w.codes.as_ptr().add(n * self.w.row_bytes);
             let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
-            let numbers = |o: usize| {
-                let block = self.g.block_of(LANES * UNIT * o);
-                let scale = load8(float_type(TY), scales.add(block * size));
-                Numbers {
-                    scale: _mm256_permutevar8x32_ps(scale, self.spread),
-                    zero: if CENTRED { _mm256_setzero_ps() } else { self.zeros(n, block) },
-                }
-            };
             for o in 0..groups / LANES {
                 let at = codes.add(o * UNIT * BITS);
-                acc = self.octet::<S, BITS, UNIT, CENTRED>(at, &numbers(o), o, acc);
+                let numbers = self.numbers::<BITS, UNIT, TY, CENTRED>(n, scales, o);
+                acc = self.octet::<S, BITS, UNIT, CENTRED, false>(at, &numbers, o, acc);
             }
-            if !groups.is_multiple_of(LANES) {
-                let o = groups / LANES;
+            let (o, left) = (groups / LANES, groups % LANES);
+            if left > 0 {
                 let at = codes.add(o * UNIT * BITS);
-                let numbers = numbers(o).first(groups % LANES);
-                acc = self.octet::<S, BITS, UNIT, CENTRED>(at, &numbers, o, acc);
+                let numbers = self.numbers::<BITS, UNIT, TY, CENTRED>(n, scales, o).first(left);
+                acc = if left <= LANES / 2 {
+                    self.octet::<S, BITS, UNIT, CENTRED, true>(at, &numbers, o, acc)
+                } else {
+                    self.octet::<S, BITS, UNIT, CENTRED, false>(at, &numbers, o, acc)
+                };
             }
             acc
+        }
+    }
+
+    /// Scales and zero points of octet `o` of row `n`, whose scales begin at `scales`.
+    ///
+    /// # Safety
+    /// As [`Job::row`].
+    #[inline(always)]
+    unsafe fn numbers<const BITS: usize, const UNIT: usize, const TY: u8, const CENTRED: bool>(
+        &self,
+        n: usize,
+        scales: *const u8,
+        o: usize,
+    ) -> Numbers {
+        let block = self.g.block_of(LANES * UNIT * o);
+        let ty = float_type(TY);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Numbers {
+                scale: _mm256_permutevar8x32_ps(load8(ty, scales.add(block * ty.size())), self.spread),
+                zero: if CENTRED { _mm256_setzero_ps() } else { self.zeros::<BITS>(n, block) },
+            }
         }
     }
 
@@ -173,19 +237,25 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`Job::row`].
     #[inline(always)]
-    unsafe fn zeros(&self, n: usize, block: usize) -> __m256 {
-        let bits = self.w.bits;
-        let default = f32::from(bits.default_zero_point());
-        // SAFETY: the caller's promise.
+    unsafe fn zeros<const BITS: usize>(&self, n: usize, block: usize) -> __m256 {
+        let (packed, row_bytes) = self.zeros;
+        // SAFETY: the caller's promise: eight bytes from the block's on are in the matrix.
         unsafe {
-            let zeros = match self.w.zero_points {
-                ZeroPoints::PerBlock { packed, row_bytes } => {
-                    let codes = eight_codes_at(bits, packed.as_ptr().add(n * row_bytes), block);
-                    _mm256_permutevar8x32_epi32(codes, self.spread)
-                }
-                _ => return self.zeros_one_by_one(n, block),
+            if packed.is_null() {
+                return self.zeros_one_by_one(n, block);
+            }
+            let at = packed.add(n * row_bytes + block * BITS / 8);
+            let codes = if BITS == 8 {
+                _mm256_permutevar8x32_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())), self.spread)
+            } else {
+                // A word holds the zero points of eight blocks; each lane shifts down that of its block.
+                let first = _mm256_set1_epi32((block * BITS % 8) as i32);
+                let shifts =
+                    _mm256_add_epi32(_mm256_mullo_epi16(self.spread, _mm256_set1_epi32(BITS as i32)), first);
+                let words = _mm256_set1_epi32(at.cast::<i32>().read_unaligned());
+                _mm256_and_si256(_mm256_srlv_epi32(words, shifts), _mm256_set1_epi32((1 << BITS) - 1))
             };
-            _mm256_sub_ps(_mm256_cvtepi32_ps(zeros), _mm256_set1_ps(default))
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(1 << (BITS - 1))))
         }
     }
 
@@ -230,18 +300,18 @@ impl<const T: usize> Job<'_, T> {
                 let scale = _mm256_loadu_ps(scale.as_ptr());
                 let zero = self.zeros_one_by_one(n, self.g.block_of(UNIT * LANES * o));
                 let numbers = Numbers { scale, zero }.first(groups);
-                acc = self.octet::<S, BITS, UNIT, CENTRED>(codes.as_ptr(), &numbers, o, acc);
+                acc = self.octet::<S, BITS, UNIT, CENTRED, false>(codes.as_ptr(), &numbers, o, acc);
             }
             acc
         }
     }
 
-    /// Adds octet `o`.
+    /// Adds octet `o`, or only its first half.
     ///
     /// # Safety
     /// As [`rows`]; `codes` points to the octet's bytes.
     #[inline(always)]
-    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool>(
+    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool, const HALF: bool>(
         &self,
         codes: *const u8,
         numbers: &Numbers,
@@ -252,7 +322,8 @@ impl<const T: usize> Job<'_, T> {
         // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
         unsafe {
             let mut sums = [[_mm256_setzero_si256(); 8]; T];
-            for s in 0..UNIT * BITS / 32 {
+            let spans = UNIT * BITS / 32;
+            for s in 0..if HALF { spans.div_ceil(2) } else { spans } {
                 if s % 2 == 0 {
                     _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD + 32 * s).cast());
                 }
@@ -299,17 +370,28 @@ impl Numbers {
     }
 }
 
-/// The lanes added: halves, quarters, pairs.
+/// The lanes of eight rows added: i and i + 4, then i and i + 2, then the last two.
 ///
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn lane_sum(v: __m256) -> f32 {
+unsafe fn lane_sums(v: [__m256; EIGHT]) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
-        let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-        _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps::<1>(s, s)))
+        // Rows r and r + 4 side by side, so that sums come out in order.
+        let mut half = [_mm256_setzero_ps(); 4];
+        for r in 0..4 {
+            let (a, b) = (v[r], v[r + 4]);
+            half[r] =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        }
+        let mut quarter = [_mm256_setzero_ps(); 2];
+        for i in 0..2 {
+            let (a, b) = (half[2 * i], half[2 * i + 1]);
+            quarter[i] = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b));
+        }
+        let [a, b] = quarter;
+        _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
     }
 }
 
