@@ -16,15 +16,23 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// A device under test, in exact mode.
+/// A device under test, in exact mode unless told otherwise.
 pub struct DeviceRunner<D> {
     device: D,
+    numerics: Numerics,
 }
 
 impl<D: Device> DeviceRunner<D> {
     /// A runner for a device.
     pub const fn new(device: D) -> Self {
-        Self { device }
+        Self { device, numerics: Numerics::Exact }
+    }
+
+    /// Runs quantized products in this mode.
+    #[must_use]
+    pub fn numerics(mut self, numerics: Numerics) -> Self {
+        self.numerics = numerics;
+        self
     }
 }
 
@@ -54,7 +62,7 @@ impl<D: Device> DeviceRunner<D> {
             step_tokens: tokens.max(1),
             step_rows: 1,
             page_size: 16,
-            numerics: Numerics::Exact,
+            numerics: self.numerics,
             memory: Some(ByteCount(4 << 30)),
             taps: true,
         };

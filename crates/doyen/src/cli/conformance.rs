@@ -1,6 +1,6 @@
 //! `doyen conformance`: operator cases on the reference or on a backend.
 
-use super::Outcome;
+use super::{Outcome, options::NumericsArg};
 use crate::{conformance::DeviceRunner, console, model::cpu};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -27,6 +27,10 @@ pub struct Args {
     /// What runs the cases
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
+
+    /// How the CPU backend computes quantized products
+    #[arg(long, value_enum, default_value_t = NumericsArg::Exact)]
+    numerics: NumericsArg,
 
     /// Cases that are skipped, with reasons [default: conformance-exceptions.json, if it is there]
     #[arg(long, value_name = "FILE")]
@@ -64,7 +68,7 @@ impl Args {
         };
         let runner: Box<dyn Runner> = match self.backend {
             Backend::Reference => Box::new(Reference),
-            Backend::Cpu => Box::new(DeviceRunner::new(cpu(self.threads)?)),
+            Backend::Cpu => Box::new(DeviceRunner::new(cpu(self.threads)?).numerics(self.numerics.into())),
         };
         let report = quietly(|| run(&cases, runner.as_ref(), &exceptions));
         if self.json {

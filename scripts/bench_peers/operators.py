@@ -1,0 +1,82 @@
+"""Rounds of single operators: ONNX Runtime at both accuracy levels and Doyen's variants, in turn."""
+
+import gc
+from dataclasses import dataclass
+
+from . import doyen, ort_ops
+from .cases import Attention, operator_cases
+from .measure import ReadLoop, Samples, quantiles
+
+VARIANTS = [
+    doyen.Variant("fast", "f32"),
+    doyen.Variant("fast", "f16"),
+    doyen.Variant("exact", "f32"),
+]
+
+
+@dataclass
+class Row:
+    """Of one contender in one case."""
+
+    case: object
+    contender: str
+    # Type of the scales; of keys and values for attention.
+    scales: str
+    samples: Samples
+
+    def json(self):
+        case, s = self.case, quantiles(self.samples.seconds)
+        out = {"op": case.op, "case": case.name, "contender": self.contender, "scales": self.scales}
+        out["ms"] = {k: v * 1e3 if k != "samples" else v for k, v in s.items()}
+        out["gflop_s"] = case.flops() / s["median"] / 1e9
+        if case.memory_bound:
+            rates = [b / t / 1e9 for b, t in zip(self.samples.bytes, self.samples.seconds)]
+            out |= {"gb_s": quantiles(rates), "share_of_floor": quantiles(self.samples.shares)}
+        return out
+
+
+def peers(group, threads):
+    """Name -> what has a call(case) of ONNX Runtime."""
+    case = group[0]
+    if isinstance(case, Attention):
+        return {"ORT": ort_ops.Caches(case, threads)}
+    return {f"ORT accuracy_level {level}": ort_ops.Weights(case, level, threads) for level in (0, 4)}
+
+
+def variants(group):
+    if isinstance(group[0], Attention):
+        return {"Doyen": doyen.Variant("fast", "f32")}
+    return {f"Doyen {v.numerics}, {v.scales} scales": v for v in VARIANTS}
+
+
+def measure_group(group, args, floor) -> list:
+    rows = {}
+    ours = variants(group) if args.doyen else {}
+    theirs = peers(group, args.threads)
+
+    def row(case, name, scales):
+        return rows.setdefault((case, name), Row(case, name, scales, Samples())).samples
+
+    for _ in range(args.rounds):
+        for name, weights in theirs.items():
+            for case in group:
+                row(case, name, "f32").extend(ort_ops.sample(weights, case, floor))
+        for name, variant in ours.items():
+            measured = doyen.operator(args.doyen, group, variant, args.threads, args.calls)
+            for case, samples in measured.items():
+                row(case, name, variant.scales).extend(samples)
+    return [rows[case, name] for case in group for name in (*theirs, *ours)]
+
+
+def measure(args) -> tuple:
+    """Rows of all cases, and the quantiles of the read loop in bytes per second."""
+    floor, rows = ReadLoop(args.threads), []
+    reads = [floor.sample() for _ in range(8)]
+    for group in operator_cases(args.quick):
+        if args.only and args.only not in group[0].name:
+            continue
+        print(f"{group[0].name} ...", flush=True)
+        rows += measure_group(group, args, floor)
+        reads += [floor.sample() for _ in range(8)]
+        gc.collect()
+    return rows, quantiles(reads)
