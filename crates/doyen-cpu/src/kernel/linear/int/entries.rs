@@ -16,7 +16,11 @@ macro_rules! entries {
         use $crate::kernel::{
             linear::{
                 Columns, Kernel, Mode,
-                int::{entries::STREAMED, exact, fast},
+                int::{
+                    entries::STREAMED,
+                    exact, fast,
+                    stream::{DEFAULT, OTHER, PACKED},
+                },
             },
             quantize::Prepared,
         };
@@ -69,29 +73,43 @@ macro_rules! entries {
             bias: Option<FloatView<'_>>,
             out: &mut Columns<'_>,
         ) {
-            let centred = matches!(w.zero_points, ZeroPoints::Default);
-            // SAFETY: the caller's promise; the numbers are those of `stream::float_type`.
+            // SAFETY: the caller's promise; the numbers are those of `stream::float_type` and of `stream::DEFAULT`.
             unsafe {
-                match (w.scales.float_type(), centred) {
-                    (FloatType::F32, true) => stream_rows::<BITS, UNIT, T, 0, true>(w, acts, bias, out),
-                    (FloatType::F16, true) => stream_rows::<BITS, UNIT, T, 1, true>(w, acts, bias, out),
-                    (FloatType::BF16, true) => stream_rows::<BITS, UNIT, T, 2, true>(w, acts, bias, out),
-                    (FloatType::F32, false) => stream_rows::<BITS, UNIT, T, 0, false>(w, acts, bias, out),
-                    (FloatType::F16, false) => stream_rows::<BITS, UNIT, T, 1, false>(w, acts, bias, out),
-                    (FloatType::BF16, false) => stream_rows::<BITS, UNIT, T, 2, false>(w, acts, bias, out),
+                match (w.scales.float_type(), w.zero_points) {
+                    (FloatType::F32, ZeroPoints::Default) => {
+                        stream_rows::<BITS, UNIT, T, 0, DEFAULT>(w, acts, bias, out)
+                    }
+                    (FloatType::F16, ZeroPoints::Default) => {
+                        stream_rows::<BITS, UNIT, T, 1, DEFAULT>(w, acts, bias, out)
+                    }
+                    (FloatType::BF16, ZeroPoints::Default) => {
+                        stream_rows::<BITS, UNIT, T, 2, DEFAULT>(w, acts, bias, out)
+                    }
+                    (FloatType::F32, ZeroPoints::PerBlock { .. }) => {
+                        stream_rows::<BITS, UNIT, T, 0, PACKED>(w, acts, bias, out)
+                    }
+                    (FloatType::F16, ZeroPoints::PerBlock { .. }) => {
+                        stream_rows::<BITS, UNIT, T, 1, PACKED>(w, acts, bias, out)
+                    }
+                    (FloatType::BF16, ZeroPoints::PerBlock { .. }) => {
+                        stream_rows::<BITS, UNIT, T, 2, PACKED>(w, acts, bias, out)
+                    }
+                    (FloatType::F32, _) => stream_rows::<BITS, UNIT, T, 0, OTHER>(w, acts, bias, out),
+                    (FloatType::F16, _) => stream_rows::<BITS, UNIT, T, 1, OTHER>(w, acts, bias, out),
+                    (FloatType::BF16, _) => stream_rows::<BITS, UNIT, T, 2, OTHER>(w, acts, bias, out),
                 }
             }
         }
 
         /// # Safety
-        /// As `streamed`; scales and zero points are as `TY` and `CENTRED` say.
+        /// As `streamed`; scales and zero points are as `TY` and `ZEROS` say.
         #[target_feature(enable = $features)]
         unsafe fn stream_rows<
             const BITS: usize,
             const UNIT: usize,
             const T: usize,
             const TY: u8,
-            const CENTRED: bool,
+            const ZEROS: u8,
         >(
             w: &QuantMatrix<'_>,
             acts: &Prepared<'_>,
@@ -99,7 +117,7 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { stream::rows::<$spans, BITS, UNIT, T, TY, CENTRED>(w, acts, bias, out) }
+            unsafe { stream::rows::<$spans, BITS, UNIT, T, TY, ZEROS>(w, acts, bias, out) }
         }
 
         /// # Safety

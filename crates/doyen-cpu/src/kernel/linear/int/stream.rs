@@ -23,6 +23,13 @@ use std::{arch::x86_64::*, ops::Range};
 /// Distance of prefetching in bytes. (2 KiB lost a third, 4 KiB a twentieth, 8 and 16 KiB nothing; Zen 4.)
 const AHEAD: usize = 6144;
 
+/// Every zero point is the default.
+pub(super) const DEFAULT: u8 = 0;
+/// Zero points are packed by blocks.
+pub(super) const PACKED: u8 = 1;
+/// Zero points are floats, or one a row.
+pub(super) const OTHER: u8 = 2;
+
 /// Rows whose lanes are added together.
 const EIGHT: usize = 8;
 
@@ -56,8 +63,8 @@ struct Numbers {
     zero: __m256,
 }
 
-/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`float_type`] `TY`; `CENTRED` when every zero
-/// point is the default.
+/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`float_type`] `TY`, zero
+/// points of kind `ZEROS`.
 ///
 /// # Safety
 /// As [`super::fast::rows`] and [`Spans::span`]; there are `T` tokens, and scales and zero points as the parameters say.
@@ -68,7 +75,7 @@ pub(super) unsafe fn rows<
     const UNIT: usize,
     const T: usize,
     const TY: u8,
-    const CENTRED: bool,
+    const ZEROS: u8,
 >(
     w: &QuantMatrix<'_>,
     acts: &Prepared<'_>,
@@ -97,7 +104,7 @@ pub(super) unsafe fn rows<
         for eight in tiles(range.start..safe, EIGHT) {
             let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
             for (i, n) in eight.clone().enumerate() {
-                let row = job.row::<S, BITS, UNIT, TY, CENTRED>(n);
+                let row = job.row::<S, BITS, UNIT, TY, ZEROS>(n);
                 for t in 0..T {
                     acc[t][i] = row[t];
                 }
@@ -106,7 +113,7 @@ pub(super) unsafe fn rows<
         }
         for n in safe..range.end {
             let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
-            let row = job.last_row::<S, BITS, UNIT, CENTRED>(n);
+            let row = job.last_row::<S, BITS, UNIT, ZEROS>(n);
             for t in 0..T {
                 acc[t][0] = row[t];
             }
@@ -181,7 +188,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`]; the row is below [`Job::safe_rows`].
     #[inline(always)]
-    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8, const CENTRED: bool>(
+    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
         &self,
         n: usize,
     ) -> [__m256; T] {
@@ -193,17 +200,17 @@ impl<const T: usize> Job<'_, T> {
             let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
             for o in 0..groups / LANES {
                 let at = codes.add(o * UNIT * BITS);
-                let numbers = self.numbers::<BITS, UNIT, TY, CENTRED>(n, scales, o);
-                acc = self.octet::<S, BITS, UNIT, CENTRED, false>(at, &numbers, o, acc);
+                let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o);
+                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc);
             }
             let (o, left) = (groups / LANES, groups % LANES);
             if left > 0 {
                 let at = codes.add(o * UNIT * BITS);
-                let numbers = self.numbers::<BITS, UNIT, TY, CENTRED>(n, scales, o).first(left);
+                let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o).first(left);
                 acc = if left <= LANES / 2 {
-                    self.octet::<S, BITS, UNIT, CENTRED, true>(at, &numbers, o, acc)
+                    self.octet::<S, BITS, UNIT, ZEROS, true>(at, &numbers, o, acc)
                 } else {
-                    self.octet::<S, BITS, UNIT, CENTRED, false>(at, &numbers, o, acc)
+                    self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc)
                 };
             }
             acc
@@ -215,7 +222,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`Job::row`].
     #[inline(always)]
-    unsafe fn numbers<const BITS: usize, const UNIT: usize, const TY: u8, const CENTRED: bool>(
+    unsafe fn numbers<const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
         &self,
         n: usize,
         scales: *const u8,
@@ -227,7 +234,11 @@ impl<const T: usize> Job<'_, T> {
         unsafe {
             Numbers {
                 scale: _mm256_permutevar8x32_ps(load8(ty, scales.add(block * ty.size())), self.spread),
-                zero: if CENTRED { _mm256_setzero_ps() } else { self.zeros::<BITS>(n, block) },
+                zero: match ZEROS {
+                    DEFAULT => _mm256_setzero_ps(),
+                    PACKED => self.zeros::<BITS>(n, block),
+                    _ => self.zeros_one_by_one(n, block),
+                },
             }
         }
     }
@@ -241,9 +252,6 @@ impl<const T: usize> Job<'_, T> {
         let (packed, row_bytes) = self.zeros;
         // SAFETY: the caller's promise: eight bytes from the block's on are in the matrix.
         unsafe {
-            if packed.is_null() {
-                return self.zeros_one_by_one(n, block);
-            }
             let at = packed.add(n * row_bytes + block * BITS / 8);
             let codes = if BITS == 8 {
                 _mm256_permutevar8x32_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())), self.spread)
@@ -278,7 +286,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`].
     #[inline(always)]
-    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool>(
+    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8>(
         &self,
         n: usize,
     ) -> [__m256; T] {
@@ -300,7 +308,7 @@ impl<const T: usize> Job<'_, T> {
                 let scale = _mm256_loadu_ps(scale.as_ptr());
                 let zero = self.zeros_one_by_one(n, self.g.block_of(UNIT * LANES * o));
                 let numbers = Numbers { scale, zero }.first(groups);
-                acc = self.octet::<S, BITS, UNIT, CENTRED, false>(codes.as_ptr(), &numbers, o, acc);
+                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(codes.as_ptr(), &numbers, o, acc);
             }
             acc
         }
@@ -311,7 +319,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`]; `codes` points to the octet's bytes.
     #[inline(always)]
-    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const CENTRED: bool, const HALF: bool>(
+    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8, const HALF: bool>(
         &self,
         codes: *const u8,
         numbers: &Numbers,
@@ -343,7 +351,7 @@ impl<const T: usize> Job<'_, T> {
                     dots = _mm256_add_epi32(dots, _mm256_loadu_si256(number(at.centres).cast()));
                 }
                 let mut value = _mm256_cvtepi32_ps(dots);
-                if !CENTRED {
+                if ZEROS != DEFAULT {
                     value = _mm256_fnmadd_ps(numbers.zero, _mm256_loadu_ps(number(at.sums).cast()), value);
                 }
                 let scale = _mm256_mul_ps(numbers.scale, _mm256_loadu_ps(number(at.scales).cast()));
