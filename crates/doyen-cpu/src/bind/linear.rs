@@ -5,7 +5,7 @@ use super::{
     weights::{Floats, OwnedQuant, OwnedWeights},
 };
 use crate::{
-    kernel::linear::{Linear, Mode, Orientation, Output},
+    kernel::linear::{Linear, Mode, Orientation, Output, Part, run_all},
     session::io::Io,
 };
 use doyen_graph::{
@@ -17,7 +17,7 @@ use doyen_graph::{
 use doyen_tensor::Tensor;
 
 /// `y = x W^T + bias`.
-struct Product {
+pub(crate) struct Product {
     linear: Linear,
     weights: OwnedWeights,
     bias: Option<Floats>,
@@ -41,6 +41,49 @@ impl Kernel for Product {
 
     fn scratch(&self, limits: &Limits) -> usize {
         self.linear.scratch_len(rows_at(&self.x, limits)).unwrap_or(usize::MAX)
+    }
+
+    fn product(&self) -> Option<&Product> {
+        Some(self)
+    }
+}
+
+/// Products in a row of the same activations (query, key and value; gate and up): they are prepared once, and threads are woken once.
+pub(crate) struct Products(Vec<Box<dyn Kernel>>);
+
+/// Products taken together at most.
+pub(crate) const MOST: usize = 4;
+
+impl Products {
+    /// Whether kernels are products that want their activations the same way.
+    pub(crate) fn fit<'k>(kernels: impl Iterator<Item = &'k dyn Kernel>) -> bool {
+        let mut layouts = kernels.map(|k| k.product().map(|p| p.linear.layout()));
+        let first = layouts.next().flatten();
+        first.is_some() && layouts.all(|layout| layout == first)
+    }
+
+    /// Takes products together that [`Products::fit`].
+    pub(crate) fn new(kernels: Vec<Box<dyn Kernel>>) -> Self {
+        Self(kernels)
+    }
+}
+
+impl Kernel for Products {
+    fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
+        let x = io.input::<f32>(0);
+        let mut parts = [const { None }; MOST];
+        for ((part, kernel), y) in parts.iter_mut().zip(&self.0).zip(io.all_outputs::<f32, MOST>()) {
+            let (Some(p), Some(y)) = (kernel.product(), y) else { continue };
+            let weights = p.weights.view();
+            let y = Output::new(y, x.len() / weights.cols().max(1), weights.rows());
+            *part = Some(Part { linear: &p.linear, weights, bias: p.bias.as_ref().map(Floats::view), y });
+        }
+        run_all(cx.pool, &parts, x, cx.scratch);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        self.0.iter().map(|k| k.name()).collect::<Vec<_>>().join(" + ")
     }
 }
 

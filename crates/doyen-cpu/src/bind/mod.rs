@@ -7,7 +7,7 @@ mod attention;
 mod elementwise;
 mod embed;
 mod experts;
-mod linear;
+pub(crate) mod linear;
 mod norm;
 mod reference;
 mod rows;
@@ -25,6 +25,7 @@ use doyen_graph::{
     ops::Op,
 };
 use doyen_tensor::Tensor;
+use linear::Product;
 
 /// A node's work, bound to its constants.
 pub(crate) trait Kernel: Send + Sync {
@@ -37,6 +38,11 @@ pub(crate) trait Kernel: Send + Sync {
     /// Scratch bytes at the limits.
     fn scratch(&self, _limits: &Limits) -> usize {
         0
+    }
+
+    /// The product that this is, if it is one: neighbours of one input are run together.
+    fn product(&self) -> Option<&Product> {
+        None
     }
 }
 

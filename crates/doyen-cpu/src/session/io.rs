@@ -119,6 +119,28 @@ impl NodeIo {
         Ok(())
     }
 
+    /// The values of nodes that are run as one: the input they share, and an output each.
+    ///
+    /// # Errors
+    /// When they do not have one and the same input and one output, or outputs share bytes.
+    pub(crate) fn joined(program: &Program, nodes: &[&Self]) -> Result<Self, String> {
+        let shared = |n: &&Self| match (&n.inputs[..], &n.outputs[..]) {
+            ([Some(x), rest @ ..], [Some(y)]) if rest.iter().all(Option::is_none) => {
+                Some((x.offset, x.clone(), y.clone()))
+            }
+            _ => None,
+        };
+        let all: Vec<_> =
+            nodes.iter().map(shared).collect::<Option<_>>().ok_or("not one input and one output")?;
+        let Some((offset, x, _)) = all.first().cloned() else { return Err("no nodes".into()) };
+        if all.iter().any(|(o, v, _)| *o != offset || v.dims != x.dims || v.dtype != x.dtype) {
+            return Err("different inputs".into());
+        }
+        let io = Self { inputs: vec![Some(x)], outputs: all.into_iter().map(|(.., y)| Some(y)).collect() };
+        io.check(program)?;
+        Ok(io)
+    }
+
     /// The slices of a step.
     ///
     /// # Safety
@@ -227,6 +249,18 @@ impl<'a> Io<'a> {
     /// When it is not wanted.
     pub(crate) fn output<T: Plain>(&mut self, i: usize) -> &mut [T] {
         cast_mut(self.output_bytes(i))
+    }
+
+    /// The first `N` outputs at once; `None` for those not wanted.
+    pub(crate) fn all_outputs<T: Plain, const N: usize>(&mut self) -> [Option<&mut [T]>; N] {
+        let mut all = [const { None }; N];
+        for (slot, v) in all.iter_mut().zip(&self.node.outputs) {
+            let Some(v) = v else { continue };
+            let len = v.bytes(self.tokens, self.rows);
+            // SAFETY: as in `output_bytes`; no two outputs share a byte.
+            *slot = Some(cast_mut(unsafe { std::slice::from_raw_parts_mut(self.arena.add(v.offset), len) }));
+        }
+        all
     }
 
     /// Outputs `i` and `j` at once; the second only if it is wanted.

@@ -13,7 +13,10 @@ mod memory;
 pub(crate) use memory::{cast, cast_mut};
 
 use crate::{
-    bind::{Binder, Context, Kernel},
+    bind::{
+        Binder, Context, Kernel,
+        linear::{self, Products},
+    },
     detect::Isa,
     pool::{Pool, PoolError},
 };
@@ -123,6 +126,41 @@ struct CpuSession {
     last: (usize, usize),
 }
 
+/// Takes neighbouring products of the same input together.
+fn joined(program: &Program, steps: Vec<Step>) -> Vec<Step> {
+    let mut out: Vec<Step> = Vec::with_capacity(steps.len());
+    let mut run: Vec<Step> = Vec::new();
+    for step in steps {
+        let with_it: Vec<&NodeIo> = run.iter().map(|s| &s.io).chain([&step.io]).collect();
+        let fits = run.len() < linear::MOST
+            && Products::fit(run.iter().map(|s| &*s.kernel).chain([&*step.kernel]))
+            && NodeIo::joined(program, &with_it).is_ok();
+        if !fits {
+            flush(program, &mut run, &mut out);
+        }
+        if step.kernel.product().is_some() {
+            run.push(step);
+        } else {
+            out.push(step);
+        }
+    }
+    flush(program, &mut run, &mut out);
+    out
+}
+
+/// Appends a run of products, as one step if there are several.
+fn flush(program: &Program, run: &mut Vec<Step>, out: &mut Vec<Step>) {
+    let ios: Vec<&NodeIo> = run.iter().map(|s| &s.io).collect();
+    if run.len() > 1
+        && let Ok(io) = NodeIo::joined(program, &ios)
+    {
+        let node = run[0].node;
+        let kernel = Box::new(Products::new(run.drain(..).map(|s| s.kernel).collect()));
+        out.push(Step { node, kernel, io });
+    }
+    out.append(run);
+}
+
 impl CpuSession {
     fn new(device: &CpuDevice, program: Program) -> Result<Self, DeviceError> {
         let graph = &program.graph;
@@ -135,6 +173,7 @@ impl CpuSession {
             }
             steps.push(Step { node: n, kernel: bound.kernel, io: NodeIo::new(&program, node)? });
         }
+        let steps = joined(&program, steps);
         let one = |v: Option<LValueId>| v.map(|v| ValueRef::new(&program, v)).transpose();
         let all =
             |vs: &[LValueId]| vs.iter().map(|&v| ValueRef::new(&program, v)).collect::<Result<Vec<_>, _>>();

@@ -152,21 +152,55 @@ impl Linear {
         y: &mut Output<'_>,
         scratch: &mut [u8],
     ) {
-        let y = &*y;
-        let acts = prepare(pool, self.layout, x, y.tokens(), scratch);
-        if weights.bytes().saturating_mul(y.tokens()) < MIN_BYTES {
-            // SAFETY: `y` was borrowed exclusively, so it is used nowhere else meanwhile.
-            let mut columns = unsafe { y.columns(0..weights.rows()) };
-            return self.rows(weights, &acts, bias, &mut columns);
-        }
-        let chunk = chunk_rows(pool, weights.rows(), weights.bytes() / weights.rows().max(1));
-        pool.for_each_dynamic(weights.rows().div_ceil(chunk), &|i| {
-            let rows = i * chunk..((i + 1) * chunk).min(weights.rows());
-            // SAFETY: chunks are disjoint, and `y` was borrowed exclusively.
-            let mut columns = unsafe { y.columns(rows) };
-            self.rows(weights, &acts, bias, &mut columns);
-        });
+        let y = y.window(0..y.width());
+        run_all(pool, &[Some(Part { linear: self, weights: *weights, bias, y })], x, scratch);
     }
+}
+
+/// One of the products that share their activations.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// The product.
+    pub linear: &'a Linear,
+    /// Its weight.
+    pub weights: Weights<'a>,
+    /// A number a row of the weight.
+    pub bias: Option<FloatView<'a>>,
+    /// Its result, with the tokens of the others.
+    pub y: Output<'a>,
+}
+
+/// Products of the same activations `x [tokens, cols]` in the same layout, over the pool: they are prepared once, and all parts are
+/// one region. `scratch` has [`Linear::scratch_len`] bytes.
+///
+/// # Panics
+/// As [`Linear::rows`]; or when layouts or tokens differ, or `x` or `scratch` is too short.
+pub fn run_all(pool: &Pool, parts: &[Option<Part<'_>>], x: &[f32], scratch: &mut [u8]) {
+    let parts = || parts.iter().flatten();
+    let Some(first) = parts().next() else { return };
+    let tokens = first.y.tokens();
+    let acts = prepare(pool, first.linear.layout, x, tokens, scratch);
+    let some_rows = |part: &Part<'_>, rows: Range<usize>| {
+        // SAFETY: each range of rows of each part is taken once below, and parts own their results.
+        let mut columns = unsafe { part.y.columns(rows) };
+        part.linear.rows(&part.weights, &acts, part.bias, &mut columns);
+    };
+    let bytes: usize = parts().map(|p| p.weights.bytes()).sum();
+    if bytes.saturating_mul(tokens) < MIN_BYTES {
+        return parts().for_each(|p| some_rows(p, 0..p.weights.rows()));
+    }
+    let rows: usize = parts().map(|p| p.weights.rows()).sum();
+    let chunk = chunk_rows(pool, rows, bytes / rows.max(1));
+    let chunks = |p: &Part<'_>| p.weights.rows().div_ceil(chunk);
+    pool.for_each_dynamic(parts().map(chunks).sum(), &|item| {
+        let mut i = item;
+        for part in parts() {
+            if i < chunks(part) {
+                return some_rows(part, i * chunk..((i + 1) * chunk).min(part.weights.rows()));
+            }
+            i -= chunks(part);
+        }
+    });
 }
 
 /// Rows of a matrix that a thread takes at a time, out of `rows` of `row_bytes` in all: enough bytes to amortise taking them, few
