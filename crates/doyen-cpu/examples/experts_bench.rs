@@ -2,128 +2,45 @@
 //!
 //! `cargo run --release -p doyen-cpu --example experts_bench -- [THREADS] [ROUNDS] [FILTER]`
 //!
-//! Every call routes anew at random over 75 to 300 MB of weights per case, more than the last-level cache. Rounds go through all
-//! cases in turn. Bytes are those of the expected number of active experts. Scales are f16, blocks 32 (64 at 2 bits).
+//! FILTER keeps the cases whose names contain all of its comma-separated parts (`m=1 ,fc1=4`). Scales are f16, blocks
+//! 32 (64 at 2 bits). `doyen bench --op qmoe` measures any other layer.
 
-mod common;
-
-use common::{Case, Quantized, Rng, report};
 use doyen_cpu::{
-    kernel::{
-        experts::{Activation, Bank, Experts, Formats, Gate, Projection, Routes, Shape},
-        linear::{Mode, Weights},
-    },
+    bench::{Env, ExpertLayer, Plan, QuantFormat, Rounds, Subject},
+    detect::Isa,
+    kernel::linear::Mode,
+    machine::Machine,
     pool::Pool,
 };
-use doyen_tensor::{FloatType, FloatView, format::Bits};
-use std::num::NonZeroUsize;
+use doyen_tensor::{FloatType, format::Bits};
+use std::{error::Error, num::NonZeroUsize};
 
-const SHAPE: Shape = Shape { experts: 64, hidden: 2048, inter: 768 };
-const K: usize = 8;
-
-struct Layer {
-    fc1: Quantized,
-    fc2: Quantized,
-}
-
-impl Bank for Layer {
-    fn weights(&self, projection: Projection, expert: usize) -> Weights<'_> {
-        let matrices = if projection == Projection::Fc2 { &self.fc2 } else { &self.fc1 };
-        Weights::Int(matrices.get(expert))
-    }
-
-    fn bias(&self, _: Projection, _: usize) -> Option<FloatView<'_>> {
-        None
-    }
-}
-
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let cpus = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = args.next().and_then(|a| a.parse().ok()).unwrap_or(cpus);
-    let rounds = args.next().and_then(|a| a.parse().ok()).unwrap_or(15);
+    let machine = Machine::read();
+    let threads = args.next().map_or(Ok(machine.threads()), |a| a.parse())?;
+    let samples = args.next().map_or(Ok(15), |a| a.parse())?;
     let filter = args.next().unwrap_or_default();
-    let pool = Pool::new(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN), true).expect("a pool");
-    let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
-    let floor = rng.bytes(192 << 20);
-    let x = rng.floats(128 * SHAPE.hidden);
-    let mut cases = Vec::new();
-    for (b1, b2) in [
-        (Bits::B4, Bits::B4),
-        (Bits::B8, Bits::B8),
-        (Bits::B2, Bits::B2),
-        (Bits::B2, Bits::B4),
-        (Bits::B4, Bits::B8),
-    ] {
-        for tokens in [1, 8, 128] {
-            for mode in [Mode::Fast, Mode::Exact] {
-                let name = format!("M={tokens} fc1 {b1:?} fc2 {b2:?} {mode:?} f16 scales");
-                if filter.split(',').all(|f| name.contains(f)) {
-                    cases.push(case(
-                        &pool,
-                        name,
-                        (b1, b2),
-                        mode,
-                        tokens,
-                        &x[..tokens * SHAPE.hidden],
-                        &mut rng,
-                    ));
-                }
-            }
-        }
+    let pool = Pool::new(NonZeroUsize::new(threads).ok_or("no threads")?, true)?;
+    for mode in [Mode::Fast, Mode::Exact] {
+        let env = Env { pool: &pool, isa: Isa::chosen()?, mode };
+        let pairs = [(4, 4), (8, 8), (2, 2), (2, 4), (4, 8)];
+        let subjects = pairs.map(|(fc1, fc2)| Box::new(layer(fc1, fc2)) as Box<dyn Subject>);
+        let plan = Plan::new(&env, subjects.into(), &[1, 8, 128], machine.last_level_cache())?;
+        println!("{mode:?}: {} to measure in", plan.bytes());
+        let mut suite = plan.build(&env)?;
+        suite.retain(|name| filter.split(',').all(|f| name.contains(f)));
+        println!("{}", suite.measure(Rounds { samples, seconds: 30.0 }, || {}));
     }
-    report(&pool, rounds, &floor, &mut cases);
+    Ok(())
 }
 
-fn case<'a>(
-    pool: &'a Pool,
-    name: String,
-    (b1, b2): (Bits, Bits),
-    mode: Mode,
-    tokens: usize,
-    x: &'a [f32],
-    rng: &mut Rng,
-) -> Case<'a> {
-    let Shape { experts: e, hidden, inter } = SHAPE;
-    let block = |b: Bits| if b == Bits::B2 { 64 } else { 32 };
-    let mut matrices =
-        |rows, cols, b: Bits| Quantized::random(rng, e, (rows, cols), (b, block(b)), FloatType::F16, false);
-    let layer = Layer { fc1: matrices(2 * inter, hidden, b1), fc2: matrices(hidden, inter, b2) };
-    let formats = Formats {
-        fc1: layer.weights(Projection::Fc1, 0).format(),
-        fc2: layer.weights(Projection::Fc2, 0).format(),
-        fc3: None,
+fn layer(fc1: i64, fc2: i64) -> ExpertLayer {
+    let format = |bits| QuantFormat {
+        bits: Bits::new(bits).expect("2, 4 or 8"),
+        block: if bits == 2 { 64 } else { 32 },
+        scales: FloatType::F16,
+        zero_points: false,
     };
-    let swiglu = Activation::SwiGlu { alpha: 1.0, beta: 0.0, limit: f32::INFINITY };
-    let experts =
-        Experts::new(SHAPE, formats, swiglu, Gate::Interleaved, mode, common::isa()).expect("a valid bank");
-    let expert_bytes = layer.weights(Projection::Fc1, 0).bytes() + layer.weights(Projection::Fc2, 0).bytes();
-    // Expected number of different experts among `tokens * K` random routes.
-    let active = e as f64 * (1.0 - (1.0 - K as f64 / e as f64).powi(tokens as i32));
-    let mut scratch = vec![0; experts.scratch_len(tokens, K).expect("scratch fits")];
-    let mut out = vec![0.0; x.len()];
-    let (mut ids, weights) = (vec![0u32; tokens * K], vec![1.0 / K as f32; tokens * K]);
-    let mut rng = Rng(rng.next());
-    let run = Box::new(move |_| {
-        for routes in ids.chunks_mut(K) {
-            draw(&mut rng, routes);
-        }
-        let routes = Routes { k: K, experts: &ids, weights: &weights };
-        experts.run(pool, &layer, x, routes, &mut out, &mut scratch);
-    });
-    let macs = (tokens * K * 3 * hidden * inter) as f64;
-    Case { name, bytes: active * expert_bytes as f64, macs, run }
-}
-
-/// Different experts at random.
-fn draw(rng: &mut Rng, routes: &mut [u32]) {
-    for i in 0..routes.len() {
-        loop {
-            let e = (rng.next() % SHAPE.experts as u64) as u32;
-            if !routes[..i].contains(&e) {
-                routes[i] = e;
-                break;
-            }
-        }
-    }
+    ExpertLayer { experts: 64, top_k: 8, hidden: 2048, inter: 768, fc1: format(fc1), fc2: format(fc2) }
 }

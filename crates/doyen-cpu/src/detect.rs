@@ -7,6 +7,17 @@
 
 use std::fmt;
 
+/// The environment variable that forces an instruction set, for tests and comparisons.
+pub const VARIABLE: &str = "DOYEN_CPU";
+
+/// [`VARIABLE`] names an instruction set that is unknown or not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{VARIABLE}={0}: this machine has no such instruction set; it has {}",
+    Isa::all().map(Isa::name).collect::<Vec<_>>().join(", ")
+)]
+pub struct NoSuchIsa(String);
+
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isa {
@@ -60,6 +71,20 @@ impl Isa {
     /// The best instruction set of this machine.
     pub fn detect() -> Self {
         Self::all().last().unwrap_or(Self::Scalar)
+    }
+
+    /// The instruction set that [`VARIABLE`] names, or the best of this machine.
+    ///
+    /// # Errors
+    /// When the variable names one that is unknown or not there; lists those that are.
+    pub fn chosen() -> Result<Self, NoSuchIsa> {
+        match std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
+            None => Ok(Self::detect()),
+            Some(name) => {
+                let name = name.to_string_lossy();
+                Self::from_name(&name).ok_or_else(|| NoSuchIsa(name.into_owned()))
+            }
+        }
     }
 
     /// Every instruction set of this machine, weakest first: what tests go through.

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`cli`] | one file per verb: options, help, what it prints |
 //! | [`model`] | a package on a backend: engine, tokenizer, template, manifest |
+//! | [`bench`] | measuring models and describing the machine |
 //! | [`builtin`] | the model embedded in the binary |
 //!
 //! This is the only crate that names a backend.
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod builtin;
 pub mod cli;
 pub mod conformance;

@@ -2,7 +2,11 @@
 
 use crate::{builtin, cli::ModelArgs, console};
 use anyhow::{Context, Result, anyhow, bail};
-use doyen_cpu::CpuDevice;
+use doyen_cpu::{
+    CpuDevice,
+    detect::{Isa, VARIABLE},
+    machine::Machine,
+};
 use doyen_graph::{
     device::{Device, Numerics},
     lowered::Lowered,
@@ -13,7 +17,7 @@ use doyen_runtime::{Engine, Plan, PlanOptions, SamplingParams};
 use doyen_tensor::{ByteCount, TokenId};
 use doyen_text::{ChatInput, ChatTemplates, Now, Tokenizer, TokenizerFiles};
 use serde::{Deserialize, Serialize};
-use std::{num::NonZeroUsize, path::Path, sync::Arc};
+use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::Arc};
 
 /// Context that is planned when neither the user nor the model says less.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -69,13 +73,43 @@ pub fn open(package: Option<&Path>) -> Result<Package> {
     Package::open(source).with_context(|| format!("cannot use {name}"))
 }
 
-/// The CPU with the threads asked for, or all CPUs this process may use.
+/// The CPU with the threads asked for, or all that this process may use, and the instruction set of [`VARIABLE`].
+/// Says so when there are more threads than CPUs, and when no vector kernels run.
 ///
 /// # Errors
-/// When the threads cannot be started.
+/// When the threads cannot be started, or the variable names an instruction set that is not there.
 pub fn cpu(threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
-    let threads = threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
-    Ok(CpuDevice::new(threads)?)
+    let (isa, machine) = (Isa::chosen()?, Machine::read());
+    let all = NonZeroUsize::new(machine.threads()).unwrap_or(NonZeroUsize::MIN);
+    let device = CpuDevice::with_isa(threads.unwrap_or(all), isa)?;
+    if isa == Isa::Scalar {
+        console::say(scalar_notice(Isa::detect()));
+    }
+    if let Some(warning) = threads.and_then(|n| thread_warning(n.get(), &machine)) {
+        console::say(warning);
+    }
+    Ok(device)
+}
+
+fn scalar_notice(best: Isa) -> String {
+    let why = match best {
+        Isa::Scalar => "this CPU has no instruction set that vector kernels are written for".to_owned(),
+        best => format!("{VARIABLE} asks for them, the best of this CPU is {best}"),
+    };
+    format!("note: scalar kernels run, which are many times slower than vector ones: {why}")
+}
+
+fn thread_warning(threads: usize, machine: &Machine) -> Option<String> {
+    let Machine { online, affinity, quota, .. } = *machine;
+    let limit = match quota {
+        Some(q) if threads as f64 > q.ceil() => format!("the control group's quota of {q:.1} CPUs"),
+        _ if threads > affinity && affinity < online => {
+            format!("the {affinity} of {online} CPUs that this process's affinity mask allows")
+        }
+        _ if threads > affinity => format!("the {affinity} CPUs of this machine"),
+        _ => return None,
+    };
+    Some(format!("warning: --threads {threads} is more than {limit}: threads will wait for each other"))
 }
 
 /// Folds and lowers a package's graph.
@@ -235,11 +269,7 @@ fn search(s: &Search) -> SamplingParams {
 
 /// The plan for people: device, ledger, and how often each kernel is used.
 pub fn explain(plan: &Plan, device: &dyn Device) -> String {
-    let mut kernels = std::collections::BTreeMap::<&str, usize>::new();
-    for node in plan.nodes() {
-        *kernels.entry(&node.kernel).or_default() += 1;
-    }
-    let kernels: Vec<String> = kernels.iter().map(|(k, n)| format!("  {n:>5} x {k}")).collect();
+    let kernels: Vec<String> = kernels(plan).iter().map(|(k, n)| format!("  {n:>5} x {k}")).collect();
     format!(
         "{} ({:?} numerics)\n{}\n{}",
         device.describe(),
@@ -249,10 +279,48 @@ pub fn explain(plan: &Plan, device: &dyn Device) -> String {
     )
 }
 
+/// The kernels of a plan and how many nodes each of them has.
+pub fn kernels(plan: &Plan) -> BTreeMap<&str, usize> {
+    let mut kernels = BTreeMap::new();
+    for node in plan.nodes() {
+        *kernels.entry(node.kernel.as_str()).or_default() += 1;
+    }
+    kernels
+}
+
 /// The most memory this process has had in RAM, if the system tells.
 pub fn peak_memory() -> Option<ByteCount> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(ByteCount(kib * 1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_cpus_are_warned_of_by_the_limit() {
+        let machine = Machine { online: 8, affinity: 4, quota: None, ..Machine::read() };
+        assert_eq!(thread_warning(4, &machine), None);
+        assert!(
+            thread_warning(5, &machine)
+                .unwrap()
+                .contains("the 4 of 8 CPUs that this process's affinity mask")
+        );
+        let whole = Machine { affinity: 8, ..machine.clone() };
+        assert!(thread_warning(9, &whole).unwrap().contains("the 8 CPUs of this machine"));
+        let quota = Machine { quota: Some(1.5), ..machine };
+        assert_eq!(thread_warning(2, &quota), None);
+        assert!(thread_warning(3, &quota).unwrap().contains("quota of 1.5"));
+    }
+
+    #[test]
+    fn scalar_kernels_are_named_with_the_reason() {
+        assert!(scalar_notice(Isa::Scalar).contains("this CPU has no"));
+        for best in Isa::all().skip(1) {
+            assert!(scalar_notice(best).contains(&format!("is {best}")));
+        }
+    }
 }

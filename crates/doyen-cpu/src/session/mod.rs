@@ -10,7 +10,7 @@ pub(crate) mod caches;
 pub(crate) mod io;
 mod memory;
 
-pub(crate) use memory::{cast, cast_mut};
+pub(crate) use memory::{Memory, cast, cast_mut};
 
 use crate::{
     bind::{
@@ -27,7 +27,6 @@ use doyen_graph::{
 };
 use doyen_tensor::{ByteCount, DType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
-use memory::Memory;
 use std::{num::NonZeroUsize, sync::Arc};
 
 /// The CPU.
@@ -52,6 +51,16 @@ impl CpuDevice {
     /// When the threads cannot be started.
     pub fn with_isa(threads: NonZeroUsize, isa: Isa) -> Result<Self, PoolError> {
         Ok(Self { pool: Arc::new(Pool::new(threads, true)?), isa })
+    }
+
+    /// Its threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Its instruction set.
+    pub const fn isa(&self) -> Isa {
+        self.isa
     }
 }
 

@@ -3,6 +3,7 @@
 //! Results go to stdout and nothing else does; progress, summaries and errors go to stderr. Exit codes: 0 done, 1 a check
 //! found a difference, 2 an error.
 
+mod bench;
 mod chat;
 mod conformance;
 mod convert;
@@ -43,6 +44,7 @@ enum Command {
     Show(show::Args),
     Verify(verify::Args),
     Conformance(conformance::Args),
+    Bench(Box<bench::Args>),
 }
 
 /// What a verb that did not fail has to say with its exit code.
@@ -67,6 +69,7 @@ impl Cli {
             Command::Show(args) => args.run(),
             Command::Verify(args) => args.run(),
             Command::Conformance(args) => args.run(),
+            Command::Bench(args) => args.run(),
         };
         match result {
             Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 //!
 //! The careful user expects documented behaviour; the hostile one hands in broken files and closed pipes.
 
+mod bench;
 mod chat;
 mod common;
 mod convert_faults;
