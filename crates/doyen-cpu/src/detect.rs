@@ -12,11 +12,8 @@ pub const VARIABLE: &str = "DOYEN_CPU";
 
 /// [`VARIABLE`] names an instruction set that is unknown or not there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{VARIABLE}={0}: this machine has no such instruction set; it has {}",
-    Isa::all().map(Isa::name).collect::<Vec<_>>().join(", ")
-)]
-pub struct NoSuchIsa(String);
+#[error("{VARIABLE}={0}: this machine has no such instruction set; it has {1}")]
+pub struct NoSuchIsa(String, String);
 
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,7 +79,8 @@ impl Isa {
             None => Ok(Self::detect()),
             Some(name) => {
                 let name = name.to_string_lossy();
-                Self::from_name(&name).ok_or_else(|| NoSuchIsa(name.into_owned()))
+                let there = || Self::all().map(Self::name).collect::<Vec<_>>().join(", ");
+                Self::from_name(&name).ok_or_else(|| NoSuchIsa(name.to_string(), there()))
             }
         }
     }

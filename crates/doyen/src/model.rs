@@ -134,7 +134,7 @@ impl Model {
         let tokenizer = tokenizer(&package)?;
         let templates = templates(&package);
         progress.set_message("planning");
-        let device = cpu(args.threads)?;
+        let device = progress.suspend(|| cpu(args.threads))?;
         let graph = Arc::new(lowered(&package)?);
         let options = PlanOptions {
             context: context(args.context, context_length(&package, &graph))?,
