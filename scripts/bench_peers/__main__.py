@@ -7,7 +7,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from . import chart, llama, models, operators, report, smoke
+from . import chart, llama, mixed, models, operators, report, smoke
 
 ROOT = Path(__file__).resolve().parents[2]
 EPILOG = """\
@@ -69,9 +69,10 @@ def main():
         with tempfile.TemporaryDirectory(dir=args.cache) as folder:
             if failures := smoke.run(args.doyen, Path(folder)):
                 raise SystemExit("\n".join(failures))
-    rows, read, measured = [], None, []
+    rows, read, pairs, measured = [], None, [], []
     if args.what in ("ops", "all"):
         rows, read = operators.measure(args)
+        pairs = [] if args.quick or args.only else mixed.measure(args)
     if args.what in ("models", "all"):
         measured = models.measure(args)
     print(
@@ -81,9 +82,11 @@ def main():
     )
     if rows:
         print(report.operators(rows, read) + "\n")
+    if pairs:
+        print(report.mixed(pairs) + "\n")
     if measured:
         print(report.models(measured))
-    figures = report.as_json(args, rows, read, measured)
+    figures = report.as_json(args, rows, read, pairs, measured)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
     if args.svg and (rows or measured):

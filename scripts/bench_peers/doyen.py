@@ -56,10 +56,10 @@ def operator(doyen: Path, group, variant: Variant, threads: int, repetitions: in
         else:
             command += ["--n", case.rows, "--k", case.columns]
     report = call(command)
-    if len(report["cases"]) != len(group):
-        raise Refused(f"{len(report['cases'])} cases in the report of {command}, expected {len(group)}")
+    cases = {c["m"]: c for c in report["cases"]}
     out = {}
-    for case, measured in zip(group, report["cases"]):
+    for case in group:
+        measured = cases[case.tokens]
         seconds = measured["ms"]["median"] / 1e3
         rate = measured["gb_s"]["median"] * 1e9
         out[case] = Samples([seconds], [rate * seconds], [measured["share_of_read"]["median"]])

@@ -17,7 +17,8 @@ OPTIONS = {
     "LLAMA_BUILD_EXAMPLES": "OFF",
     "LLAMA_BUILD_SERVER": "OFF",
     "LLAMA_OPENSSL": "OFF",
-    "CMAKE_EXE_LINKER_FLAGS": "-static-libstdc++ -static-libgcc",
+    "CMAKE_EXE_LINKER_FLAGS": "-static-libstdc++ -static-libgcc -s",
+    "CMAKE_BUILD_RPATH": "$ORIGIN",
 }
 # Instruction sets by name. "native" is what llama.cpp takes by default; the other travels to a server with AMX.
 SETS = "SSE42 AVX F16C FMA BMI2 AVX2 AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16"
@@ -46,6 +47,10 @@ def setup(cache: Path, cpu: str = "native", jobs: int = 2) -> Path:
         [tools / "cmake", "-S", sources, "-B", build, *generator, *flags], check=True, stdout=subprocess.DEVNULL
     )
     subprocess.run([tools / "cmake", "--build", build, "-j", str(jobs), "--target", "llama-bench"], check=True)
+    # Its last library that a machine may lack, where the program looks first: so the folder can travel.
+    openmp = subprocess.run(["cc", "-print-file-name=libgomp.so.1"], check=True, capture_output=True, text=True).stdout
+    if Path(openmp.strip()).is_absolute():
+        shutil.copy(openmp.strip(), binary.parent)
     return binary
 
 

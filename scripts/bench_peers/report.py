@@ -70,6 +70,21 @@ def operators(rows, read) -> str:
     return floor + aligned(header, lines)
 
 
+def mixed(rows) -> str:
+    header = ["QMoE FC1/FC2 M=1", "scales", "ms (quartiles)", "share of floor", "time / byte-weighted uniform"]
+    lines = [
+        [
+            f"{r['fc1']}/{r['fc2']} block {r['block']}",
+            r["scales"],
+            spread(r["ms"]),
+            f"{100 * r['share_of_floor']['median']:.0f} %",
+            spread(r["over_expected"]),
+        ]
+        for r in rows
+    ]
+    return aligned(header, lines)
+
+
 KINDS = {"prefill": 1, "decode": 1, "first_token": 1e3, "peak_bytes": 2**-20}
 
 
@@ -108,10 +123,12 @@ def models(models_) -> str:
     return aligned([*header, "share of floor", "first token ms", "peak MiB"], lines)
 
 
-def as_json(args, rows, read, models_) -> dict:
+def as_json(args, rows, read, pairs, models_) -> dict:
     out = {"threads": args.threads, "rounds": args.rounds, "versions": args.versions}
     if rows:
         out |= {"read_bytes_s": read, "operators": [r.json() for r in rows]}
+    if pairs:
+        out["mixed_widths"] = pairs
     if models_:
         out["models"] = [{"model": m.name, "runtimes": [model_figures(r) for r in m.runtimes]} for m in models_]
     return out
