@@ -64,7 +64,7 @@ def main():
         return
     args.versions["doyen"] = subprocess.run(
         [args.doyen, "--version"], check=False, capture_output=True, text=True
-    ).stdout.strip()
+    ).stdout.split()[-1]
     if args.what in ("smoke", "ops", "all"):
         with tempfile.TemporaryDirectory(dir=args.cache) as folder:
             if failures := smoke.run(args.doyen, Path(folder)):
