@@ -1,4 +1,4 @@
-//! [`Lanes`] of eight rows with AVX2, FMA and F16C, and the kernels made of them.
+//! [`Lanes`] of eight and of sixteen rows with AVX2, FMA and F16C, and the kernels made of them.
 //!
 //! Codes below 16 are multiplied as they are: eight `vpmaddubsw` add up to at most `8 * 2 * 15 * 127 = 30480`, so a whole group
 //! stays in 16 bits. 8-bit codes would overflow there, so they are taken as signed (`code - 128`) and multiplied as
@@ -6,18 +6,31 @@
 
 use super::{
     entries::entries,
-    lanes::{Lanes, offset},
+    lanes::{ByteLanes, FloatLanes, Lanes, offset},
     stream,
 };
-use std::{
-    arch::x86_64::*,
-    sync::atomic::{Ordering, compiler_fence},
-};
+use std::arch::{asm, x86_64::*};
 
-entries!("avx2", "avx2,fma,f16c", Eight, stream::Plain);
+entries!("avx2", "avx2,fma,f16c", Sixteen, Eight, stream::Plain);
 
 /// Eight lanes.
 struct Eight;
+
+impl FloatLanes for Eight {
+    const TOKENS: usize = 6;
+}
+
+impl Eight {
+    /// Reads a vector.
+    ///
+    /// # Safety
+    /// As [`Lanes`] says.
+    #[inline(always)]
+    unsafe fn load_int(p: *const u8) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+}
 
 // SAFETY of every block below: what `Lanes` demands of its callers.
 #[allow(
@@ -26,8 +39,6 @@ struct Eight;
 )]
 impl Lanes for Eight {
     const ROWS: usize = 8;
-    const FAST_TOKENS: usize = 4;
-    const EXACT_TOKENS: usize = 6;
     type Int = __m256i;
     type Float = __m256;
 
@@ -72,10 +83,6 @@ impl Lanes for Eight {
         unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
-    unsafe fn load_int(p: *const u8) -> __m256i {
-        unsafe { _mm256_loadu_si256(p.cast()) }
-    }
-    #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: __m256i) {
         unsafe { _mm256_storeu_si256(p.cast(), v) }
     }
@@ -108,8 +115,109 @@ impl Lanes for Eight {
         unsafe { _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm256_set1_epi32(mask)) }
     }
     #[inline(always)]
-    unsafe fn code8(v: __m256i) -> __m256i {
-        unsafe { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) }
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        unsafe { transpose_eight(rows, stride, len, out, 8) }
+    }
+}
+
+/// Sixteen lanes: two vectors, which share the broadcast of activations.
+struct Sixteen;
+
+// SAFETY of every block below: what `Lanes` demands of its callers.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "all are covered by the contract that `Lanes` states once"
+)]
+impl Lanes for Sixteen {
+    const ROWS: usize = 16;
+    type Int = [__m256i; 2];
+    type Float = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Float {
+        unsafe { [Eight::zero(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::Float {
+        unsafe { [Eight::load(p), Eight::load(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::Float) {
+        unsafe {
+            Eight::store(p, v[0]);
+            Eight::store(p.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> Self::Float {
+        unsafe { [Eight::splat(p); 2] }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float {
+        unsafe { [Eight::add(a[0], b[0]), Eight::add(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float {
+        unsafe { [Eight::sub(a[0], b[0]), Eight::sub(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float {
+        unsafe { [Eight::mul(a[0], b[0]), Eight::mul(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        unsafe { [Eight::mul_add(a[0], b[0], c[0]), Eight::mul_add(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn neg_mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        unsafe { [Eight::neg_mul_add(a[0], b[0], c[0]), Eight::neg_mul_add(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn to_float(v: Self::Int) -> Self::Float {
+        unsafe { [Eight::to_float(v[0]), Eight::to_float(v[1])] }
+    }
+    #[inline(always)]
+    unsafe fn store_int(p: *mut u8, v: Self::Int) {
+        unsafe {
+            Eight::store_int(p, v[0]);
+            Eight::store_int(p.add(32), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(base: *const u8, stride: usize) -> [Self::Int; 4] {
+        unsafe {
+            let (low, high) =
+                (Eight::transpose(base, stride), Eight::transpose(base.add(8 * stride), stride));
+            [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
+        }
+    }
+    #[inline(always)]
+    unsafe fn plane(v: Self::Int, n: i32, mask: u8) -> Self::Int {
+        unsafe { [Eight::plane(v[0], n, mask), Eight::plane(v[1], n, mask)] }
+    }
+    #[inline(always)]
+    unsafe fn code(v: Self::Int, n: i32, mask: i32) -> Self::Int {
+        unsafe { [Eight::code(v[0], n, mask), Eight::code(v[1], n, mask)] }
+    }
+    #[inline(always)]
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        unsafe {
+            transpose_eight(rows, stride, len, out, 16);
+            transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
+        }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
+impl ByteLanes for Sixteen {
+    const TOKENS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn code8(v: Self::Int) -> Self::Int {
+        unsafe {
+            let signed = _mm256_set1_epi8(-128);
+            [_mm256_xor_si256(v[0], signed), _mm256_xor_si256(v[1], signed)]
+        }
     }
 
     #[inline(always)]
@@ -117,39 +225,53 @@ impl Lanes for Eight {
         w: *const u8,
         acts: [*const u8; T],
         centre: [*const i32; T],
-    ) -> [__m256i; T] {
+    ) -> [Self::Int; T] {
         unsafe {
             let ones = _mm256_set1_epi16(1);
-            let mut sums = [_mm256_setzero_si256(); T];
+            let mut sums = [[_mm256_setzero_si256(); 2]; T];
             for v in 0..V {
-                let w = Self::load_int(w.add(32 * v));
+                let w = [Eight::load_int(w.add(64 * v)), Eight::load_int(w.add(64 * v + 32))];
                 for t in 0..T {
                     let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
-                    sums[t] = if BITS == 8 {
-                        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-                        _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones))
-                    } else {
-                        let pairs = _mm256_maddubs_epi16(w, a);
-                        if v == 0 { pairs } else { _mm256_add_epi16(sums[t], pairs) }
-                    };
+                    for h in 0..2 {
+                        sums[t][h] = if BITS == 8 {
+                            let pairs =
+                                _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(a, w[h]));
+                            _mm256_add_epi32(sums[t][h], _mm256_madd_epi16(pairs, ones))
+                        } else {
+                            let pairs = _mm256_maddubs_epi16(w[h], a);
+                            if v == 0 { pairs } else { _mm256_add_epi16(sums[t][h], pairs) }
+                        };
+                    }
                 }
-                // Without it all loads are moved to the front, and most of them spilled.
-                compiler_fence(Ordering::SeqCst);
+                for t in 0..T {
+                    sums[t] = [pin(sums[t][0]), pin(sums[t][1])];
+                }
             }
             if BITS != 8 {
                 for t in 0..T {
                     let centre = _mm256_set1_epi32(centre[t].read_unaligned());
-                    sums[t] = _mm256_add_epi32(_mm256_madd_epi16(sums[t], ones), centre);
+                    for sum in &mut sums[t] {
+                        *sum = _mm256_add_epi32(_mm256_madd_epi16(*sum, ones), centre);
+                    }
                 }
             }
             sums
         }
     }
+}
 
-    #[inline(always)]
-    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
-        unsafe { transpose_eight(rows, stride, len, out, 8) }
-    }
+/// The same vector, computed before whatever is pinned next. Without it the compiler takes one token after the other and keeps
+/// every vector of codes on the stack meanwhile.
+///
+/// # Safety
+/// AVX2 is there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn pin(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) v, options(nostack, preserves_flags)) };
+    v
 }
 
 /// `out[b * width + r] = rows[r * stride + b]` for eight rows and `b < len`.

@@ -5,12 +5,18 @@
 use super::{
     avx2::transpose_eight,
     entries::entries,
-    lanes::{Lanes, offset},
+    lanes::{ByteLanes, FloatLanes, Lanes, offset},
     stream,
 };
 use std::arch::x86_64::*;
 
-entries!("avx512", "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", Sixteen, stream::Vnni);
+entries!(
+    "avx512",
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    Sixteen,
+    Sixteen,
+    stream::Vnni
+);
 
 /// Sixteen lanes.
 struct Sixteen;
@@ -22,8 +28,6 @@ struct Sixteen;
 )]
 impl Lanes for Sixteen {
     const ROWS: usize = 16;
-    const FAST_TOKENS: usize = 8;
-    const EXACT_TOKENS: usize = 8;
     type Int = __m512i;
     type Float = __m512;
 
@@ -68,10 +72,6 @@ impl Lanes for Sixteen {
         unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
-    unsafe fn load_int(p: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(p.cast()) }
-    }
-    #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: __m512i) {
         unsafe { _mm512_storeu_si512(p.cast(), v) }
     }
@@ -106,6 +106,23 @@ impl Lanes for Sixteen {
         unsafe { _mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm512_set1_epi32(mask)) }
     }
     #[inline(always)]
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        unsafe {
+            transpose_eight(rows, stride, len, out, 16);
+            transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
+        }
+    }
+}
+
+impl FloatLanes for Sixteen {
+    const TOKENS: usize = 8;
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
+impl ByteLanes for Sixteen {
+    const TOKENS: usize = 8;
+
+    #[inline(always)]
     unsafe fn code8(v: __m512i) -> __m512i {
         v
     }
@@ -122,21 +139,13 @@ impl Lanes for Sixteen {
                 sums[t] = _mm512_set1_epi32(centre[t].read_unaligned());
             }
             for v in 0..V {
-                let w = Self::load_int(w.add(64 * v));
+                let w = _mm512_loadu_si512(w.add(64 * v).cast());
                 for t in 0..T {
                     let a = _mm512_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
                     sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);
                 }
             }
             sums
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
-        unsafe {
-            transpose_eight(rows, stride, len, out, 16);
-            transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
         }
     }
 }

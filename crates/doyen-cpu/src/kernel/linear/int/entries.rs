@@ -3,12 +3,12 @@
 /// Tokens that go through `stream`; more meet staged tiles.
 pub(super) const STREAMED: usize = 4;
 
-/// `kernel`, and the functions it hands out: `entries!(name, features, Lanes, Spans)`.
+/// `kernel`, and the functions it hands out: `entries!(name, features, ByteLanes, FloatLanes, Spans)`.
 ///
 /// Whoever gets a kernel has proved the features by holding an `Isa` with their token; that, and what the caller of a kernel has
 /// checked, is what every `// SAFETY:` line here refers to.
 macro_rules! entries {
-    ($name:literal, $features:literal, $lanes:ty, $spans:ty) => {
+    ($name:literal, $features:literal, $bytes:ty, $floats:ty, $spans:ty) => {
         use doyen_tensor::{
             FloatType, FloatView,
             format::{Bits, QuantMatrix, ZeroPoints},
@@ -130,7 +130,7 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { fast::rows::<$lanes, BITS, UNIT>(w, acts, bias, out) }
+            unsafe { fast::rows::<$bytes, BITS, UNIT>(w, acts, bias, out) }
         }
 
         /// # Safety
@@ -143,7 +143,7 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { exact::rows::<$lanes, BITS, UNIT>(w, acts, bias, out) }
+            unsafe { exact::rows::<$floats, BITS, UNIT>(w, acts, bias, out) }
         }
     };
 }

@@ -6,7 +6,7 @@
 
 use super::{
     super::{Columns, LANES, scalar, tiles},
-    lanes::{Lanes, MAX_ROWS},
+    lanes::{FloatLanes, MAX_ROWS},
     panel::Panel,
     tile::{Geometry, Segment, lane_sum, step_bytes, step_cols, write},
 };
@@ -34,10 +34,10 @@ struct Stage([MaybeUninit<f32>; STAGED * MAX_ROWS]);
 /// Rows of quantized weights times prepared tokens; units of `UNIT` columns.
 ///
 /// # Safety
-/// As [`Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
+/// As [`super::lanes::Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
 /// rows.
 #[inline(always)]
-pub(super) unsafe fn rows<L: Lanes, const BITS: usize, const UNIT: usize>(
+pub(super) unsafe fn rows<L: FloatLanes, const BITS: usize, const UNIT: usize>(
     w: &QuantMatrix<'_>,
     acts: &Prepared<'_>,
     bias: Option<FloatView<'_>>,
@@ -57,7 +57,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`rows`]; the matrix has two full vectors of rows.
     #[inline(always)]
-    unsafe fn staged<L: Lanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
+    unsafe fn staged<L: FloatLanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
         let tile = 2 * L::ROWS;
         let mut panel = Panel::new();
         let mut stages = [
@@ -114,9 +114,9 @@ impl Job<'_> {
     /// Dequantizes a segment, and copies the scale of each unit.
     ///
     /// # Safety
-    /// As [`Lanes`] says; `panel` was filled for the segment; `values` has room for its steps, `scales` for its units.
+    /// As [`super::lanes::Lanes`] says; `panel` was filled for the segment; `values` has room for its steps, `scales` for its units.
     #[inline(always)]
-    unsafe fn fill_stage<L: Lanes, const BITS: usize, const UNIT: usize>(
+    unsafe fn fill_stage<L: FloatLanes, const BITS: usize, const UNIT: usize>(
         &self,
         segment: &Segment,
         panel: &Panel,
@@ -157,9 +157,9 @@ impl Job<'_> {
     /// Adds a staged segment for a batch of tokens.
     ///
     /// # Safety
-    /// As [`Lanes`] says; the stages were filled with the segment.
+    /// As [`super::lanes::Lanes`] says; the stages were filled with the segment.
     #[inline(always)]
-    unsafe fn add_staged<L: Lanes, const UNIT: usize>(
+    unsafe fn add_staged<L: FloatLanes, const UNIT: usize>(
         &self,
         weights: &Staged,
         tokens: Range<usize>,
@@ -171,8 +171,8 @@ impl Job<'_> {
             // SAFETY: the caller's promise.
             t += unsafe {
                 match tokens.len() - t {
-                    8.. if L::EXACT_TOKENS == 8 => self.tokens::<L, UNIT, 8>(weights, at, sums),
-                    6.. if L::EXACT_TOKENS == 6 => self.tokens::<L, UNIT, 6>(weights, at, sums),
+                    8.. if L::TOKENS == 8 => self.tokens::<L, UNIT, 8>(weights, at, sums),
+                    6.. if L::TOKENS == 6 => self.tokens::<L, UNIT, 6>(weights, at, sums),
                     4.. => self.tokens::<L, UNIT, 4>(weights, at, sums),
                     2.. => self.tokens::<L, UNIT, 2>(weights, at, sums),
                     _ => self.tokens::<L, UNIT, 1>(weights, at, sums),
@@ -186,7 +186,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`Job::add_staged`].
     #[inline(always)]
-    unsafe fn tokens<L: Lanes, const UNIT: usize, const T: usize>(
+    unsafe fn tokens<L: FloatLanes, const UNIT: usize, const T: usize>(
         &self,
         weights: &Staged,
         at: usize,
@@ -237,9 +237,9 @@ impl Staged {
     /// The chains of the first `len` columns of unit `u`.
     ///
     /// # Safety
-    /// As [`Lanes`] says; the segment has the unit, and `acts` point to the activations of the segment's columns.
+    /// As [`super::lanes::Lanes`] says; the segment has the unit, and `acts` point to the activations of the segment's columns.
     #[inline(always)]
-    unsafe fn unit<L: Lanes, const UNIT: usize, const T: usize>(
+    unsafe fn unit<L: FloatLanes, const UNIT: usize, const T: usize>(
         &self,
         u: usize,
         len: usize,

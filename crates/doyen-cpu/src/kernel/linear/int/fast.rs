@@ -6,7 +6,7 @@
 
 use super::{
     super::{Columns, LANES, scalar, tiles},
-    lanes::{Lanes, MAX_ROWS},
+    lanes::{ByteLanes, MAX_ROWS},
     panel::Panel,
     tile::{Geometry, SEGMENT, Segment, lane_sum, step_bytes, step_cols, unit_place, write},
 };
@@ -36,10 +36,10 @@ struct Stage([MaybeUninit<u8>; STAGED * MAX_ROWS]);
 /// Rows of quantized weights times prepared tokens; units of `UNIT` columns.
 ///
 /// # Safety
-/// As [`Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
+/// As [`super::lanes::Lanes`] says. The matrix is valid, of `BITS` and units of `UNIT`; the activations are of its layout, output and bias of its
 /// rows.
 #[inline(always)]
-pub(super) unsafe fn rows<L: Lanes, const BITS: usize, const UNIT: usize>(
+pub(super) unsafe fn rows<L: ByteLanes, const BITS: usize, const UNIT: usize>(
     w: &QuantMatrix<'_>,
     acts: &Prepared<'_>,
     bias: Option<FloatView<'_>>,
@@ -54,7 +54,7 @@ pub(super) unsafe fn rows<L: Lanes, const BITS: usize, const UNIT: usize>(
 
 impl Job<'_> {
     /// The first row of a tile that holds rows `n ..` as far as possible; the last tile of a matrix reaches back.
-    fn tile<L: Lanes>(&self, n: usize) -> usize {
+    fn tile<L: ByteLanes>(&self, n: usize) -> usize {
         n.min(self.w.rows - L::ROWS)
     }
 
@@ -63,7 +63,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`rows`]; the matrix has the tile.
     #[inline(always)]
-    unsafe fn segment<L: Lanes>(
+    unsafe fn segment<L: ByteLanes>(
         &self,
         first: usize,
         (start, most): (usize, usize),
@@ -77,71 +77,12 @@ impl Job<'_> {
         segment
     }
 
-    /// Adds the centred sums of unit `u` of a segment.
-    ///
-    /// # Safety
-    /// As [`Job::add_staged`]; the segment has the unit.
-    #[inline(always)]
-    unsafe fn add_dots<L: Lanes, const T: usize>(
-        &self,
-        segment: &Segment,
-        panel: &Panel,
-        u: usize,
-        dots: [L::Int; T],
-        acts: [*const u8; T],
-        mut acc: [L::Float; T],
-    ) -> [L::Float; T] {
-        let (at, unit) = (&self.g.acts, segment.unit + u);
-        let (scale, zero) = segment.numbers::<L>(&self.g, panel, u);
-        // SAFETY: a unit's numbers are inside of the activation rows, its block is in the panel.
-        unsafe {
-            let scale = L::load(scale);
-            for t in 0..T {
-                let mut value = L::to_float(dots[t]);
-                if !self.g.centred {
-                    let sum = L::splat(acts[t].add(at.sums + 4 * unit).cast());
-                    value = L::neg_mul_add(L::load(zero), sum, value);
-                }
-                let scale_a = L::splat(acts[t].add(at.scales + 4 * unit).cast());
-                acc[t] = L::mul_add(value, L::mul(scale, scale_a), acc[t]);
-            }
-        }
-        acc
-    }
-
-    /// Adds unit `u` of a segment, whose codes are the `V` vectors at `w`.
-    ///
-    /// # Safety
-    /// As [`Job::add_dots`].
-    #[inline(always)]
-    unsafe fn add_unit<L: Lanes, const BITS: usize, const V: usize, const T: usize>(
-        &self,
-        segment: &Segment,
-        panel: &Panel,
-        u: usize,
-        w: *const u8,
-        acts: [*const u8; T],
-        acc: [L::Float; T],
-    ) -> [L::Float; T] {
-        let unit = segment.unit + u;
-        let (mut codes, mut centres) = ([std::ptr::null(); T], [std::ptr::null(); T]);
-        for t in 0..T {
-            codes[t] = acts[t].wrapping_add(unit_place(BITS, V * VECTOR, unit));
-            centres[t] = acts[t].wrapping_add(self.g.acts.centres + 4 * unit).cast();
-        }
-        // SAFETY: a unit's codes are inside of the activation rows.
-        unsafe {
-            let dots = L::dots::<BITS, V, T>(w, codes, centres);
-            self.add_dots::<L, T>(segment, panel, u, dots, acts, acc)
-        }
-    }
-
     /// All rows of `out` for any number of tokens.
     ///
     /// # Safety
     /// As [`rows`].
     #[inline(always)]
-    unsafe fn staged<L: Lanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
+    unsafe fn staged<L: ByteLanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
         let mut panel = Panel::new();
         let mut stage = Stage([MaybeUninit::uninit(); STAGED * MAX_ROWS]);
         let stage = stage.0.as_mut_ptr().cast::<u8>();
@@ -172,7 +113,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`Job::add_packed`]; the stage holds the segment.
     #[inline(always)]
-    unsafe fn add_staged<L: Lanes, const BITS: usize, const UNIT: usize>(
+    unsafe fn add_staged<L: ByteLanes, const BITS: usize, const UNIT: usize>(
         &self,
         segment: &Segment,
         panel: &Panel,
@@ -186,9 +127,7 @@ impl Job<'_> {
             // SAFETY: the caller's promise.
             t += unsafe {
                 match tokens.len() - t {
-                    8.. if L::FAST_TOKENS == 8 => {
-                        self.tokens::<L, BITS, UNIT, 8>(segment, panel, stage, at, sums)
-                    }
+                    8.. if L::TOKENS == 8 => self.tokens::<L, BITS, UNIT, 8>(segment, panel, stage, at, sums),
                     4.. => self.tokens::<L, BITS, UNIT, 4>(segment, panel, stage, at, sums),
                     2.. => self.tokens::<L, BITS, UNIT, 2>(segment, panel, stage, at, sums),
                     _ => self.tokens::<L, BITS, UNIT, 1>(segment, panel, stage, at, sums),
@@ -202,7 +141,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`Job::add_staged`].
     #[inline(always)]
-    unsafe fn tokens<L: Lanes, const BITS: usize, const UNIT: usize, const T: usize>(
+    unsafe fn tokens<L: ByteLanes, const BITS: usize, const UNIT: usize, const T: usize>(
         &self,
         segment: &Segment,
         panel: &Panel,
@@ -214,12 +153,14 @@ impl Job<'_> {
         for (t, a) in acts.iter_mut().enumerate() {
             *a = self.acts.row(at + t).as_ptr();
         }
+        // By value: what a pointer might change is read anew for every unit.
+        let place = Place { g: self.g, unit: segment.unit, block: segment.block };
         // SAFETY: the caller's promise; a unit's vectors follow each other in the stage, a token's lanes in the sums.
         unsafe {
             for lane in 0..LANES {
                 let sum = |t: usize| sums.wrapping_add((t * LANES + lane) * MAX_ROWS);
                 let mut acc = [L::zero(); T];
-                if segment.unit > 0 {
+                if place.unit > 0 {
                     for (t, acc) in acc.iter_mut().enumerate() {
                         *acc = L::load(sum(t));
                     }
@@ -227,8 +168,8 @@ impl Job<'_> {
                 for u in (lane..segment.units).step_by(LANES) {
                     let w = stage.add(u * UNIT * L::ROWS);
                     acc = match UNIT {
-                        32 => self.add_unit::<L, BITS, 8, T>(segment, panel, u, w, acts, acc),
-                        _ => self.add_unit::<L, BITS, 4, T>(segment, panel, u, w, acts, acc),
+                        32 => place.add_unit::<L, BITS, 8, T>(panel, u, w, acts, acc),
+                        _ => place.add_unit::<L, BITS, 4, T>(panel, u, w, acts, acc),
                     };
                 }
                 for (t, &acc) in acc.iter().enumerate() {
@@ -240,12 +181,60 @@ impl Job<'_> {
     }
 }
 
+/// Where a segment lies in its row.
+#[derive(Clone, Copy)]
+struct Place {
+    g: Geometry,
+    /// First unit and block.
+    unit: usize,
+    block: usize,
+}
+
+impl Place {
+    /// Adds unit `u` of a segment, whose codes are the `V` vectors at `w`.
+    ///
+    /// # Safety
+    /// As [`Job::add_staged`]; the segment has the unit.
+    #[inline(always)]
+    unsafe fn add_unit<L: ByteLanes, const BITS: usize, const V: usize, const T: usize>(
+        self,
+        panel: &Panel,
+        u: usize,
+        w: *const u8,
+        acts: [*const u8; T],
+        mut acc: [L::Float; T],
+    ) -> [L::Float; T] {
+        let (at, unit) = (self.g.acts, self.unit + u);
+        let block = self.g.block_of(V * VECTOR * unit) - self.block;
+        let (mut codes, mut centres) = ([std::ptr::null(); T], [std::ptr::null(); T]);
+        for t in 0..T {
+            codes[t] = acts[t].wrapping_add(unit_place(BITS, V * VECTOR, unit));
+            centres[t] = acts[t].wrapping_add(at.centres + 4 * unit).cast();
+        }
+        // SAFETY: a unit's codes and numbers are inside of the activation rows, its block is in the panel.
+        unsafe {
+            let dots = L::dots::<BITS, V, T>(w, codes, centres);
+            let scale = L::load(panel.scales::<L>(block));
+            for t in 0..T {
+                let mut value = L::to_float(dots[t]);
+                if !self.g.centred {
+                    let sum = L::splat(acts[t].add(at.sums + 4 * unit).cast());
+                    value = L::neg_mul_add(L::load(panel.zeros::<L>(block)), sum, value);
+                }
+                let scale_a = L::splat(acts[t].add(at.scales + 4 * unit).cast());
+                acc[t] = L::mul_add(value, L::mul(scale, scale_a), acc[t]);
+            }
+        }
+        acc
+    }
+}
+
 /// The codes of one step: a vector for each four columns of a group of 32.
 ///
 /// # Safety
-/// As [`Lanes`] says; `p` points to a step's bytes of every row, `stride` apart.
+/// As [`super::lanes::Lanes`] says; `p` points to a step's bytes of every row, `stride` apart.
 #[inline(always)]
-unsafe fn unpack<L: Lanes, const BITS: usize>(p: *const u8, stride: usize) -> [[L::Int; 8]; 2] {
+unsafe fn unpack<L: ByteLanes, const BITS: usize>(p: *const u8, stride: usize) -> [[L::Int; 8]; 2] {
     // SAFETY: the caller's promise.
     unsafe {
         let words = L::transpose(p, stride);
@@ -281,7 +270,7 @@ unsafe fn unpack<L: Lanes, const BITS: usize>(p: *const u8, stride: usize) -> [[
 /// # Safety
 /// As [`unpack`]; the stage has room for the segment.
 #[inline(always)]
-unsafe fn fill_stage<L: Lanes, const BITS: usize>(segment: &Segment, stage: *mut u8) {
+unsafe fn fill_stage<L: ByteLanes, const BITS: usize>(segment: &Segment, stage: *mut u8) {
     for s in 0..segment.steps {
         let (p, stride) = segment.step(s, step_bytes(BITS));
         segment.prefetch(s, step_bytes(BITS), L::ROWS);

@@ -17,10 +17,6 @@ pub(super) const fn offset(bits: usize, v: usize) -> usize {
 pub(super) trait Lanes {
     /// Lanes: rows of a tile.
     const ROWS: usize;
-    /// Tokens of a register tile with int8 activations: 4 or 8.
-    const FAST_TOKENS: usize;
-    /// Tokens of a register tile with f32 activations, two vectors of rows at a time: 6 or 8.
-    const EXACT_TOKENS: usize;
     /// Integers, or packed codes.
     type Int: Copy;
     /// f32.
@@ -47,8 +43,6 @@ pub(super) trait Lanes {
     /// i32 to f32.
     unsafe fn to_float(v: Self::Int) -> Self::Float;
 
-    /// Reads a vector.
-    unsafe fn load_int(p: *const u8) -> Self::Int;
     /// Writes a vector.
     unsafe fn store_int(p: *mut u8, v: Self::Int);
     /// 16 bytes of each row, rows `stride` bytes apart, as four vectors: word `i` of every row.
@@ -57,22 +51,34 @@ pub(super) trait Lanes {
     unsafe fn plane(v: Self::Int, n: i32, mask: u8) -> Self::Int;
     /// Words shifted right by `n` bits and masked.
     unsafe fn code(v: Self::Int, n: i32, mask: i32) -> Self::Int;
-    /// 8-bit codes as [`Lanes::dots`] wants them.
+    /// Transposes `rows` of numbers: `out[b * ROWS + r] = rows[r * stride + b]` for `b < len` and every lane `r`.
+    ///
+    /// `rows` is good for eight numbers from each `r * stride + b` with `b` a multiple of 8 below `len`, and `out` for as many
+    /// blocks.
+    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32);
+}
+
+/// Vectors that f32 activations meet, two at a time.
+pub(super) trait FloatLanes: Lanes {
+    /// Tokens of a register tile: 6 or 8.
+    const TOKENS: usize;
+}
+
+/// Vectors that int8 activations meet.
+pub(super) trait ByteLanes: Lanes {
+    /// Tokens of a register tile: 4 or 8.
+    const TOKENS: usize;
+
+    /// 8-bit codes as [`ByteLanes::dots`] wants them.
     unsafe fn code8(v: Self::Int) -> Self::Int;
 
     /// For each of `T` tokens, in each lane: the codes of `4 V` columns times theirs of `acts[t]`, summed, and centred.
     ///
-    /// `w` points to `V` vectors of codes (8-bit ones from [`Lanes::code8`]), `acts` to the place of the first column;
+    /// `w` points to `V` vectors of codes (8-bit ones from [`ByteLanes::code8`]), `acts` to the place of the first column;
     /// `centre[t]` is what centres the sum (see [`crate::kernel::quantize`]).
     unsafe fn dots<const BITS: usize, const V: usize, const T: usize>(
         w: *const u8,
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [Self::Int; T];
-
-    /// Transposes `rows` of numbers: `out[b * ROWS + r] = rows[r * stride + b]` for `b < len` and every lane `r`.
-    ///
-    /// `rows` is good for eight numbers from each `r * stride + b` with `b` a multiple of 8 below `len`, and `out` for as many
-    /// blocks.
-    unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32);
 }
