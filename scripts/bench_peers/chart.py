@@ -8,25 +8,30 @@ import matplotlib.pyplot as plt
 COLORS = {"Doyen": "#c2410c", "llama.cpp": "#475569", "onnxruntime-genai": "#94a3b8", "ORT": "#94a3b8"}
 
 
-def bars(axis, groups, unit):
-    """Groups of (label, [(who, value)]), a group a cluster of horizontal bars."""
+def bars(axis, groups, title, names_at_bars=False):
+    """Groups of (label, [(who, value)]), a cluster of horizontal bars each; colours or names say whose they are."""
     y, ticks, labels, seen = 0.0, [], [], set()
     for label, pairs in groups:
-        ticks.append(y + (len(pairs) - 1) / 2)
-        labels.append(label)
+        if not names_at_bars:
+            ticks.append(y + (len(pairs) - 1) / 2)
+            labels.append(label)
         for who, value in pairs:
             axis.barh(y, value, 0.85, color=COLORS[who], label=None if who in seen else who)
             axis.text(value, y, f" {value:.0f}", va="center", fontsize=7)
             seen.add(who)
+            if names_at_bars:
+                ticks.append(y)
+                labels.append(who)
             y += 1
         y += 0.7
     axis.set_yticks(ticks, labels, fontsize=8)
     axis.invert_yaxis()
-    axis.set_xlabel(unit, fontsize=8)
+    axis.set_title(title, fontsize=9, loc="left")
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     axis.margins(x=0.12)
-    axis.legend(fontsize=7, frameon=False, loc="lower right")
+    if not names_at_bars:
+        axis.legend(fontsize=8, frameon=False, ncols=len(seen), loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
 
 
 def operator_groups(rows):
@@ -54,19 +59,19 @@ def model_groups(models, kind):
 
 
 def draw(figures: dict, path):
-    panels = []
-    if rows := figures.get("operators"):
-        panels.append((operator_groups(rows), "one token, % of the read loop's bandwidth"))
-    # Models differ by more than a chart can show at once.
-    for model in figures.get("models", []):
-        for kind in ("decode", "prefill"):
-            panels.append((model_groups([model], kind), f"{kind}, tok/s"))
-    heights = [sum(len(p) + 0.7 for _, p in groups) + 1.6 for groups, _ in panels]
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(7, 0.19 * sum(heights) + 0.5 * len(panels)), height_ratios=heights, squeeze=False
-    )
-    for axis, (groups, unit) in zip(axes.flat, panels):
-        bars(axis, groups, unit)
+    """A panel of operators over the whole width, then a row of decode and prefill for each model."""
+    operators, models = operator_groups(figures.get("operators", [])), figures.get("models", [])
+    heights = [len(operators) * 2.7 + 2] if operators else []
+    heights += [len(model_groups([m], "decode")[0][1]) + 2 for m in models]
     plt.rcParams["svg.hashsalt"] = "doyen"
+    figure = plt.figure(figsize=(8, 0.19 * sum(heights)))
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    if operators:
+        bars(figure.add_subplot(grid[0, :]), operators, "One token, % of the read loop's bandwidth")
+    for row, model in enumerate(models, len(heights) - len(models)):
+        for column, kind in enumerate(("decode", "prefill")):
+            axis = figure.add_subplot(grid[row, column])
+            bars(axis, model_groups([model], kind), f"{model['model']}, {kind}, tok/s", names_at_bars=True)
     figure.tight_layout()
     figure.savefig(path, format="svg", metadata={"Date": None})
+    plt.close(figure)
