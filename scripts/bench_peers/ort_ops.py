@@ -188,6 +188,8 @@ def sample(weights, case, floor, seconds: float = 0.2, calls: int = 3) -> Sample
     while spent < seconds or len(samples.seconds) < calls:
         before = floor.sample()
         time_, moved = weights.call(case)
+        # Its workers spin for a moment before they sleep.
+        time.sleep(0.005)
         samples.add(time_, moved, (before + floor.sample()) / 2)
         spent += time_
     return samples
