@@ -240,6 +240,7 @@ pub(super) fn numerics(mode: Mode) -> String {
     match mode {
         Mode::Exact => "exact",
         Mode::Fast => "fast",
+        Mode::Fine => "fine",
     }
     .to_owned()
 }

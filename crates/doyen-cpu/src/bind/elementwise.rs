@@ -5,6 +5,7 @@ use super::{Binder, Context, Kernel};
 use crate::{
     kernel::{
         elementwise::{Binary, BinaryKernel, Broadcast, Unary, UnaryKernel, silu_mul as silu_mul_kernel},
+        rows::for_rows,
         softmax::Softmax,
     },
     pool::UnsafeSlice,
@@ -99,9 +100,9 @@ impl Kernel for SiluMul {
     fn run(&self, io: &mut Io<'_>, cx: &mut Context<'_>) -> Result<(), String> {
         let (gate, up) = (io.input::<f32>(0), io.input::<f32>(1));
         let y = UnsafeSlice::new(io.output(0));
-        cx.pool.for_each(gate.len().div_ceil(GRAIN), &|i| {
-            let range = i * GRAIN..((i + 1) * GRAIN).min(gate.len());
-            // SAFETY: every chunk has its own range.
+        for_rows(cx.pool, gate.len().div_ceil(GRAIN), GRAIN, &|grains| {
+            let range = grains.start * GRAIN..(grains.end * GRAIN).min(gate.len());
+            // SAFETY: every run of grains has its own range.
             (self.0)(&gate[range.clone()], &up[range.clone()], unsafe { y.range(range) });
         });
         Ok(())

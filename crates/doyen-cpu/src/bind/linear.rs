@@ -114,7 +114,10 @@ pub(super) fn nbits(b: &mut Binder<'_>, op: &MatMulNBits) -> Result<Option<Box<d
     let zero_points = refs.get(2).copied().flatten();
     let weights = OwnedWeights::Int(OwnedQuant::new(&operands.matrix, codes, scales, zero_points));
     let bias = refs.get(4).copied().flatten().map(Floats::of).transpose().map_err(|e| e.to_string())?;
-    let mode = b.mode(op.accuracy_level.permits_int8());
+    let mode = match b.mode(op.accuracy_level.permits_int8()) {
+        Mode::Fast if b.feeds_attention() => Mode::Fine,
+        mode => mode,
+    };
     product(b, weights, bias, mode).map(Some)
 }
 

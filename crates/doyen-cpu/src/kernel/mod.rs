@@ -17,7 +17,7 @@ pub mod norm;
 pub mod quantize;
 pub mod rotary;
 pub mod route;
-mod rows;
+pub(crate) mod rows;
 pub mod softmax;
 #[cfg(test)]
 mod test_data;

@@ -13,7 +13,8 @@
 //!
 //! A row is the codes, then three arrays of one number a group, zero-padded to a multiple of 8: the scales; the sums of the group's codes, as f32; and
 //! minus the sums times the default zero point of the weight's width, as i32 (adding it to a dot product of codes centres the
-//! weights). Codes lie by spans, the columns of 32 packed bytes of weights, zero-padded to a multiple of [`PAD`]; a span plane by plane:
+//! weights). A token may have two such rows: the second holds what the first leaves, `x - scale * code`, quantized in the same way, so
+//! that the two together are good to some 15 bits ([`super::linear::Mode::Fine`]). Codes lie by spans, the columns of 32 packed bytes of weights, zero-padded to a multiple of [`PAD`]; a span plane by plane:
 //! the columns that are the first code of their byte, then those that are the second, ... So plane `p` of a span meets 32 bytes of
 //! weights after a shift and a mask, and four of its bytes meet a 32-bit word of them.
 
@@ -49,8 +50,8 @@ pub struct Layout {
 enum Kind {
     /// f32 in column order.
     Plain,
-    /// Int8 for weights of `bits` in blocks of `block` (module documentation).
-    Int8 { bits: Bits, block: usize, isa: Isa },
+    /// Int8 for weights of `bits` in blocks of `block`, in one or two rows (module documentation).
+    Int8 { bits: Bits, block: usize, terms: usize, isa: Isa },
 }
 
 /// Where the parts of a row of int8 activations begin, in bytes.
@@ -84,9 +85,17 @@ impl Layout {
         Self { cols, kind: Kind::Plain }
     }
 
-    /// Int8 for weights of `bits` in blocks of `block` columns.
-    pub(crate) const fn int8(cols: usize, bits: Bits, block: usize, isa: Isa) -> Self {
-        Self { cols, kind: Kind::Int8 { bits, block, isa } }
+    /// Int8 in `terms` rows a token, one or two, for weights of `bits` in blocks of `block` columns.
+    pub(crate) const fn int8(cols: usize, bits: Bits, block: usize, terms: usize, isa: Isa) -> Self {
+        Self { cols, kind: Kind::Int8 { bits, block, terms, isa } }
+    }
+
+    /// Rows that a token has.
+    pub(crate) const fn terms(self) -> usize {
+        match self.kind {
+            Kind::Plain => 1,
+            Kind::Int8 { terms, .. } => terms,
+        }
     }
 
     /// Columns of a row.
@@ -99,8 +108,13 @@ impl Layout {
         matches!(self.kind, Kind::Plain)
     }
 
+    /// Bytes from one token's rows to the next's, a multiple of [`ROW_ALIGN`].
+    pub const fn token_bytes(self) -> usize {
+        self.row_bytes() * self.terms()
+    }
+
     /// Bytes from one prepared row to the next, a multiple of [`ROW_ALIGN`].
-    pub const fn row_bytes(self) -> usize {
+    pub(crate) const fn row_bytes(self) -> usize {
         let bytes = match self.kind {
             Kind::Plain => 4 * self.cols,
             Kind::Int8 { block, .. } => Int8Row::new(self.cols, block).bytes(),
@@ -110,24 +124,27 @@ impl Layout {
 
     /// Bytes of `tokens` prepared rows; `None` on overflow.
     pub const fn scratch_len(self, tokens: usize) -> Option<usize> {
-        self.row_bytes().checked_mul(tokens)
+        self.token_bytes().checked_mul(tokens)
     }
 
-    /// Writes the row `x` (`cols` values) into `out` (`row_bytes` bytes).
+    /// Writes the rows of a token `x` (`cols` values) into `out` ([`Layout::token_bytes`]).
     ///
     /// # Panics
     /// When a length is not the stated one.
     pub fn prepare(self, x: &[f32], out: &mut [u8]) {
         assert_eq!(x.len(), self.cols, "columns of an activation row");
-        assert_eq!(out.len(), self.row_bytes(), "bytes of a prepared row");
+        assert_eq!(out.len(), self.token_bytes(), "bytes of a prepared token");
+        let (out, rest) = out.split_at_mut(self.row_bytes());
         match self.kind {
             Kind::Plain => put(out, x),
             #[cfg(target_arch = "x86_64")]
-            Kind::Int8 { bits, block, isa } if isa.avx2().is_some() && aligned(block, x.len()) => {
+            Kind::Int8 { bits, block, terms, isa } if isa.avx2().is_some() && aligned(block, x.len()) => {
                 // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
-                unsafe { avx2::int8_row(x, bits, block, out) }
+                unsafe { avx2::int8_row(x, bits, block, out, (terms > 1).then_some(rest)) }
             }
-            Kind::Int8 { bits, block, .. } => int8_row(x, bits, block, out),
+            Kind::Int8 { bits, block, terms, .. } => {
+                int8_row(x, bits, block, out, (terms > 1).then_some(rest));
+            }
         }
     }
 }
@@ -137,7 +154,7 @@ pub(crate) const fn aligned(block: usize, cols: usize) -> bool {
     block >= cols || (block >= 16 && block.is_power_of_two())
 }
 
-/// Prepared rows of several tokens, in order or picked by a list.
+/// Prepared rows of several tokens (every token's terms, one after the other), in order or picked by a list.
 #[derive(Debug, Clone, Copy)]
 pub struct Prepared<'a> {
     layout: Layout,
@@ -160,9 +177,10 @@ impl<'a> Prepared<'a> {
     /// The rows that `list` names, in its order.
     ///
     /// # Panics
-    /// When `list` names a row that is not there, or this set is already picked.
+    /// When `list` names a token that is not there, this set is already picked, or tokens have several rows.
     pub fn pick(&self, list: &'a [u32]) -> Self {
-        assert!(self.picked.is_none() && list.iter().all(|&t| (t as usize) < self.tokens), "picked rows");
+        let one = self.picked.is_none() && self.layout.terms() == 1;
+        assert!(one && list.iter().all(|&t| (t as usize) < self.tokens), "picked rows");
         Self { tokens: list.len(), picked: Some(list), ..*self }
     }
 
@@ -172,7 +190,7 @@ impl<'a> Prepared<'a> {
     /// When there are no such rows, or this set is picked.
     pub fn range(&self, range: std::ops::Range<usize>) -> Self {
         assert!(self.picked.is_none() && range.end <= self.tokens, "rows {range:?} of {}", self.tokens);
-        let n = self.layout.row_bytes();
+        let n = self.layout.token_bytes();
         Self { tokens: range.len(), bytes: &self.bytes[range.start * n..range.end * n], ..*self }
     }
 
@@ -181,9 +199,14 @@ impl<'a> Prepared<'a> {
         self.layout
     }
 
-    /// Number of rows.
+    /// Number of tokens.
     pub const fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Number of rows: every token's terms.
+    pub(crate) const fn rows(&self) -> usize {
+        self.tokens * self.layout.terms()
     }
 
     /// Row `t`.
@@ -192,7 +215,7 @@ impl<'a> Prepared<'a> {
     /// When there is no such row.
     #[inline]
     pub fn row(&self, t: usize) -> &'a [u8] {
-        assert!(t < self.tokens, "row {t} of {}", self.tokens);
+        assert!(t < self.rows(), "row {t} of {}", self.rows());
         let at = self.picked.map_or(t, |list| list[t] as usize);
         let n = self.layout.row_bytes();
         &self.bytes[at * n..(at + 1) * n]
@@ -223,22 +246,36 @@ pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8]) {
+fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], rest: Option<&mut [u8]>) {
     let at = Int8Row::new(x.len(), block);
     out[..at.bytes()].fill(0);
+    let mut left = vec![0f32; if rest.is_some() { x.len() } else { 0 }];
     let mut g = 0;
     for (b, xs) in x.chunks(block).enumerate() {
         for (i, group) in xs.chunks(GROUP).enumerate() {
             let mut codes = [0i8; GROUP];
             let codes = &mut codes[..group.len()];
             let scale = int8_group(group, codes);
-            for (c, &q) in (b * block + i * GROUP..).zip(codes.iter()) {
+            let start = b * block + i * GROUP;
+            for (c, &q) in (start..).zip(codes.iter()) {
                 out[place(bits, c)] = q as u8;
+            }
+            for ((l, &v), &q) in left.iter_mut().skip(start).zip(group).zip(codes.iter()) {
+                *l = leaves(v, scale, q);
             }
             put_group(out, &at, g, bits, scale, code_sum(codes));
             g += 1;
         }
     }
+    if let Some(rest) = rest {
+        int8_row(&left, bits, block, rest, None);
+    }
+}
+
+/// What a code leaves of a number.
+#[inline(always)]
+fn leaves(x: f32, scale: f32, code: i8) -> f32 {
+    (-scale).mul_add(f32::from(code), x)
 }
 
 /// Where the code of a column lies in a row.
@@ -318,11 +355,12 @@ mod tests {
             let (bits, cols) = (Bits::ALL[w], x.len());
             let block = if row_wise { cols } else { 1 << log_block };
             let rows: Vec<Vec<u8>> = Isa::all().map(|isa| {
-                let layout = Layout::int8(cols, bits, block, isa);
-                let mut row = vec![0xAA; layout.row_bytes()];
-                layout.prepare(&x, &mut row);
-                row.truncate(Int8Row::new(cols, block).bytes());
-                row
+                let layout = Layout::int8(cols, bits, block, 2, isa);
+                let mut rows = vec![0xAA; layout.token_bytes()];
+                layout.prepare(&x, &mut rows);
+                // Without what pads a row to whole cache lines.
+                let used = Int8Row::new(cols, block).bytes();
+                rows.chunks(layout.row_bytes()).flat_map(|row| row[..used].to_vec()).collect()
             }).collect();
             for row in &rows[1..] {
                 prop_assert_eq!(row, &rows[0]);
@@ -335,9 +373,10 @@ mod tests {
             x in proptest::collection::vec(-4f32..4.0, 1..200), w in 0usize..3, block in 1usize..100,
         ) {
             let (bits, cols) = (Bits::ALL[w], x.len());
-            let layout = Layout::int8(cols, bits, block, Isa::Scalar);
-            let mut row = vec![0xAA; layout.row_bytes()];
+            let layout = Layout::int8(cols, bits, block, 2, Isa::Scalar);
+            let mut row = vec![0xAA; layout.token_bytes()];
             layout.prepare(&x, &mut row);
+            let second = row.split_off(layout.row_bytes());
             let at = Int8Row::new(cols, block);
             let runs = (0..cols).step_by(block).flat_map(|b| {
                 let end = (b + block).min(cols);
@@ -351,8 +390,12 @@ mod tests {
                 prop_assert_eq!(f32_at(&row[at.sums..], g), code_sum(codes) as f32);
                 let centre = i32::from_le_bytes(row[at.centres + 4 * g..][..4].try_into().unwrap());
                 prop_assert_eq!(centre, -code_sum(codes) * i32::from(bits.default_zero_point()));
+                let scale2 = f32_at(&second[at.scales..], g);
                 for (c, &q) in run.zip(codes.iter()) {
                     prop_assert_eq!(row[place(bits, c)], q as u8);
+                    // The two terms together are within half a step of the second.
+                    let both = scale * f32::from(q) + scale2 * f32::from(second[place(bits, c)] as i8);
+                    prop_assert!((x[c] - both).abs() <= scale2 * 0.51 + x[c].abs() * 1e-6, "{} is {}", x[c], both);
                 }
             }
         }

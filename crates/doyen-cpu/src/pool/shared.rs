@@ -47,7 +47,9 @@ pub(super) struct Slot {
 impl Slot {
     /// Whether the share of region `epoch` was free and is now the caller's to run.
     fn claim(&self, epoch: u64) -> bool {
-        self.claimed.compare_exchange(epoch - 1, epoch, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        // A look first: a failed exchange would take the line away from the worker that runs the share.
+        self.claimed.load(Ordering::Relaxed) != epoch
+            && self.claimed.compare_exchange(epoch - 1, epoch, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 

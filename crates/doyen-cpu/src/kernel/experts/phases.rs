@@ -9,6 +9,7 @@ use crate::{
     kernel::{
         linear::{self, Linear, Output},
         quantize::Prepared,
+        rows::for_rows,
     },
     pool::{Pool, UnsafeSlice},
 };
@@ -97,10 +98,10 @@ impl<'a> Plan<'a> {
         let (token, position) = (rest.take(self.routes), rest.take(self.routes));
         let groups = group(routes, bounds, active, token, position);
 
-        let prepared = rest.take(e.fc1.layout().row_bytes() * self.tokens);
+        let prepared = rest.take(e.fc1.layout().token_bytes() * self.tokens);
         let acts = linear::prepare(pool, e.fc1.layout(), x, self.tokens, prepared);
         let acts3 = self.other_fc3().map_or(acts, |fc3| {
-            let prepared = rest.take(fc3.layout().row_bytes() * self.tokens);
+            let prepared = rest.take(fc3.layout().token_bytes() * self.tokens);
             linear::prepare(pool, fc3.layout(), x, self.tokens, prepared)
         });
         // FC2's results take the place of FC1's, which nobody needs any more by then.
@@ -109,7 +110,7 @@ impl<'a> Plan<'a> {
         let (h, a) = (Output::new(wide, self.routes, self.width), Output::new(inner, self.routes, s.inter));
         Inner { experts: e, bank, groups: &groups, acts, acts3, h, a }.run(pool);
 
-        let prepared = rest.take(e.fc2.layout().row_bytes() * self.routes);
+        let prepared = rest.take(e.fc2.layout().token_bytes() * self.routes);
         let acts = linear::prepare(pool, e.fc2.layout(), inner, self.routes, prepared);
         let y = Output::new(wide, self.routes, s.hidden);
         self.fc2(pool, bank, &groups, &acts, &y);
@@ -191,7 +192,7 @@ fn combine(pool: &Pool, routes: Routes<'_>, position: &[u32], y: &[f32], out: &m
     let parts = hidden.div_ceil(COMBINE_COLS);
     let tokens = out.len() / hidden;
     let out = UnsafeSlice::new(out);
-    pool.for_each(tokens * parts, &|item| {
+    let part = |item: usize| {
         let (t, start) = (item / parts, item % parts * COMBINE_COLS);
         let cols = start..(start + COMBINE_COLS).min(hidden);
         // SAFETY: items are disjoint in (token, columns).
@@ -204,5 +205,6 @@ fn combine(pool: &Pool, routes: Routes<'_>, position: &[u32], y: &[f32], out: &m
                 *o += weight * v;
             }
         }
-    });
+    };
+    for_rows(pool, tokens * parts, routes.k * COMBINE_COLS, &|items| items.for_each(part));
 }

@@ -114,6 +114,23 @@ impl Columns<'_> {
         unsafe { self.cells.range(start + range.start..start + range.end) }
     }
 
+    /// Writes columns `range` of a token, or adds to them: `term` counts the terms of all tokens, `terms` a token, and all but a token's
+    /// first are added.
+    ///
+    /// # Panics
+    /// When the columns are not held.
+    #[inline]
+    pub(super) fn put(&mut self, term: usize, terms: usize, range: Range<usize>, values: &[f32]) {
+        let y = self.row(term / terms, range);
+        if term.is_multiple_of(terms) {
+            y.copy_from_slice(&values[..y.len()]);
+        } else {
+            for (y, v) in y.iter_mut().zip(values) {
+                *y += v;
+            }
+        }
+    }
+
     /// Writes one element, as [`Columns::row`] numbers it.
     ///
     /// # Panics

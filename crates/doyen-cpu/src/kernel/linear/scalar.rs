@@ -83,9 +83,10 @@ pub(super) fn fast(
     let block = w.block.min(w.cols);
     let at = Int8Row::new(w.cols, block);
     let centre = w.bits.default_zero_point();
+    let terms = acts.layout().terms();
     for n in out.range() {
         let row = w.row(n);
-        for ts in super::tiles(0..acts.tokens(), TOKENS) {
+        for ts in super::tiles(0..acts.rows(), TOKENS) {
             let mut acc = [[0f32; LANES]; TOKENS];
             let mut codes = [0u8; GROUP];
             for (g, (b, run)) in runs(w.cols, block).enumerate() {
@@ -99,7 +100,8 @@ pub(super) fn fast(
                 }
             }
             for (a, t) in acc.iter().zip(ts) {
-                out.set(t, n, lane_sum(a) + bias_of(bias, n));
+                let bias = if t.is_multiple_of(terms) { bias_of(bias, n) } else { 0.0 };
+                out.put(t, terms, n..n + 1, &[lane_sum(a) + bias]);
             }
         }
     }

@@ -67,6 +67,7 @@ impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.function {
             Function::Int(_, Mode::Fast) => write!(f, "{}-fast", self.name),
+            Function::Int(_, Mode::Fine) => write!(f, "{}-fine", self.name),
             Function::Int(_, Mode::Exact) => write!(f, "{}-exact", self.name),
             Function::Float(_) => f.write_str(self.name),
         }
@@ -91,7 +92,7 @@ fn quantized(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Ker
     let _ = (bits, block, cols, isa);
     match mode {
         Mode::Exact => Kernel::int("scalar-int", mode, scalar::exact),
-        Mode::Fast => Kernel::int("scalar-int", mode, scalar::fast),
+        Mode::Fast | Mode::Fine => Kernel::int("scalar-int", mode, scalar::fast),
     }
 }
 
@@ -108,6 +109,7 @@ fn float(ty: FloatType, orientation: Orientation, isa: Isa) -> Kernel {
 pub(super) const fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
     match (format, mode) {
         (Format::Float { cols, .. }, _) | (Format::Int { cols, .. }, Mode::Exact) => Layout::plain(cols),
-        (Format::Int { bits, block, cols }, Mode::Fast) => Layout::int8(cols, bits, block, isa),
+        (Format::Int { bits, block, cols }, Mode::Fast) => Layout::int8(cols, bits, block, 1, isa),
+        (Format::Int { bits, block, cols }, Mode::Fine) => Layout::int8(cols, bits, block, 2, isa),
     }
 }

@@ -219,7 +219,7 @@ fn same_in_any_company(linear: &Linear, w: &Weights<'_>, x: &[f32], bias: Option
     }
     let tokens = all.min(5);
     let mut bytes = vec![0; linear.scratch_len(tokens).unwrap()];
-    let n = linear.layout().row_bytes();
+    let n = linear.layout().token_bytes();
     for t in 0..tokens {
         linear.layout().prepare(&x[t * cols..(t + 1) * cols], &mut bytes[t * n..(t + 1) * n]);
     }
@@ -309,6 +309,34 @@ proptest! {
         }
     }
 
+    /// Fine mode differs from the true product by at most half a step of the second term's scales, which are at most a 254th of the
+    /// first's, times the group's weights; and by the roundings of both.
+    #[test]
+    fn fine_is_good_to_fifteen_bits(case in cases()) {
+        let stored = Stored::new(&case);
+        let m = stored.matrix();
+        let x = Rng(case.seed ^ 4).floats(case.cols);
+        let (value, scale) = rounded(&x, case.block.min(case.cols));
+        for isa in Isa::all() {
+            let linear = Linear::new(Weights::Int(m).format(), Mode::Fine, isa);
+            let y = product(&linear, &Weights::Int(m), &x, 1, None);
+            for (n, &found) in y.iter().enumerate() {
+                let step: f64 = (0..case.cols).map(|c| {
+                    let b = c / m.block;
+                    let w = (f64::from(m.bits.code(m.row(n), c)) - f64::from(m.zero_point(n, b)))
+                        * f64::from(m.scale(n, b));
+                    0.5001 * scale[c] / 254.0 * 1.01 * w.abs()
+                }).sum();
+                // As in fast mode; what the second term multiplies is a hundredth of it.
+                let size = 1.1 * (magnitude(&m, n, &value)
+                    + if case.bits == Bits::B8 { 2.0 * dot_abs_scale(&m, n, &value) * 128.0 } else { 0.0 });
+                let bound = step + 2.0 * chain(&case) * size;
+                let (found, expected) = (f64::from(found), m.dot_row(n, &x));
+                prop_assert!((found - expected).abs() <= bound, "{isa}: {found} for {expected}, bound {bound}");
+            }
+        }
+    }
+
     #[test]
     fn canonical_order_of_quantized_weights(case in cases(), with_bias in any::<bool>()) {
         let stored = Stored::new(&case);
@@ -317,7 +345,7 @@ proptest! {
         let x = rng.floats(case.cols * TOKENS[7]);
         let bias = store(FloatType::F16, &rng.floats(case.rows), 0);
         let bias = FloatView::new(FloatType::F16, &bias).unwrap();
-        for mode in [Mode::Exact, Mode::Fast] {
+        for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
             let bits = Isa::all().map(|isa| {
                 let linear = Linear::new(w.format(), mode, isa);
                 (isa, same_in_any_company(&linear, &w, &x, with_bias.then_some(bias)))

@@ -2,7 +2,7 @@
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{FLUSH, GROUP, Int8Row, SPAN_BYTES, put_group};
+use super::{FLUSH, GROUP, Int8Row, SPAN_BYTES, leaves, put_group};
 use doyen_tensor::format::Bits;
 use std::arch::x86_64::*;
 
@@ -18,31 +18,67 @@ struct Quantized {
 /// # Panics
 /// When `out` is shorter than a row.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8]) {
+pub(super) fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut rest: Option<&mut [u8]>) {
     let at = Int8Row::new(x.len(), block);
     let halves = block == 16 && x.len() > 16;
     let span = SPAN_BYTES * bits.per_byte();
     for (s, xs) in x.chunks(span).enumerate() {
-        let mut codes = [_mm256_setzero_si256(); 4];
+        let mut codes = [[_mm256_setzero_si256(); 4]; 2];
         for (i, xg) in xs.chunks(GROUP).enumerate() {
-            let q = quantize32(xg, halves);
-            codes[i] = q.codes;
             let g = s * span / GROUP + i;
-            if halves {
-                put_group(out, &at, 2 * g, bits, q.scales[0], q.sums[0]);
-                if xg.len() > GROUP / 2 {
-                    put_group(out, &at, 2 * g + 1, bits, q.scales[1], q.sums[1]);
-                }
-            } else {
-                put_group(out, &at, g, bits, q.scales[0], q.sums[0] + q.sums[1]);
+            let q = quantize32(xg, halves);
+            codes[0][i] = q.codes;
+            put_groups(out, &at, g, bits, &q, (halves, xg.len()));
+            if let Some(rest) = &mut rest {
+                let left = what_is_left(xg, &q);
+                let q = quantize32(&left[..xg.len()], halves);
+                codes[1][i] = q.codes;
+                put_groups(rest, &at, g, bits, &q, (halves, xg.len()));
             }
         }
-        store_planes(bits, codes, &mut out[s * span..(s + 1) * span]);
+        store_planes(bits, codes[0], &mut out[s * span..(s + 1) * span]);
+        if let Some(rest) = &mut rest {
+            store_planes(bits, codes[1], &mut rest[s * span..(s + 1) * span]);
+        }
     }
-    out[x.len().next_multiple_of(span)..at.scales].fill(0);
-    for array in [at.scales, at.sums, at.centres] {
-        out[array + 4 * at.groups..array + at.sums - at.scales].fill(0);
+    for row in std::iter::once(out).chain(rest) {
+        row[x.len().next_multiple_of(span)..at.scales].fill(0);
+        for array in [at.scales, at.sums, at.centres] {
+            row[array + 4 * at.groups..array + at.sums - at.scales].fill(0);
+        }
     }
+}
+
+/// Writes the numbers of 32 columns, the `g`-th, of which `len` are there; as two groups or one.
+fn put_groups(
+    row: &mut [u8],
+    at: &Int8Row,
+    g: usize,
+    bits: Bits,
+    q: &Quantized,
+    (halves, len): (bool, usize),
+) {
+    if halves {
+        put_group(row, at, 2 * g, bits, q.scales[0], q.sums[0]);
+        if len > GROUP / 2 {
+            put_group(row, at, 2 * g + 1, bits, q.scales[1], q.sums[1]);
+        }
+    } else {
+        put_group(row, at, g, bits, q.scales[0], q.sums[0] + q.sums[1]);
+    }
+}
+
+/// What the codes of up to 32 columns leave.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn what_is_left(x: &[f32], q: &Quantized) -> [f32; GROUP] {
+    let mut codes = [0i8; GROUP];
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), q.codes) };
+    let mut left = [0f32; GROUP];
+    for (i, (l, &v)) in left.iter_mut().zip(x).enumerate() {
+        *l = leaves(v, q.scales[i / (GROUP / 2)], codes[i]);
+    }
+    left
 }
 
 /// Quantizes 1 to 32 columns as one group, or as two of 16.

@@ -1,6 +1,6 @@
 //! The functions that the kernels of an instruction set begin with: where its features are enabled.
 
-/// Tokens that go through `stream`; more meet staged tiles.
+/// Rows of activations that go through `stream`; more meet staged tiles.
 pub(super) const STREAMED: usize = 4;
 
 /// `kernel`, and the functions it hands out: `entries!(name, features, ByteLanes, FloatLanes, Spans)`.
@@ -39,7 +39,7 @@ macro_rules! entries {
 
         fn of_mode<const BITS: usize, const UNIT: usize>(mode: Mode, name: &'static str) -> Kernel {
             match mode {
-                Mode::Fast => Kernel::int(name, mode, fast_rows::<BITS, UNIT>),
+                Mode::Fast | Mode::Fine => Kernel::int(name, mode, fast_rows::<BITS, UNIT>),
                 Mode::Exact => Kernel::int(name, mode, exact_rows::<BITS, UNIT>),
             }
         }
@@ -54,7 +54,7 @@ macro_rules! entries {
         ) {
             // SAFETY: the caller's promise.
             unsafe {
-                match acts.tokens() {
+                match acts.rows() {
                     0 => {}
                     1 => streamed::<BITS, UNIT, 1>(w, acts, bias, out),
                     2 => streamed::<BITS, UNIT, 2>(w, acts, bias, out),
@@ -66,7 +66,7 @@ macro_rules! entries {
         }
 
         /// # Safety
-        /// As `fast_rows`; there are `T` tokens.
+        /// As `fast_rows`; there are `T` rows of activations.
         unsafe fn streamed<const BITS: usize, const UNIT: usize, const T: usize>(
             w: &QuantMatrix<'_>,
             acts: &Prepared<'_>,

@@ -102,7 +102,7 @@ impl Job<'_> {
                             // SAFETY: the batch's lanes were written.
                             unsafe {
                                 let acc = lane_sum::<L>(sums.add((2 * i + h) * LANES * MAX_ROWS));
-                                write::<L>(out, t, rows, first + h * L::ROWS, acc, self.bias);
+                                write::<L>(out, (t, 1), rows, first + h * L::ROWS, acc, self.bias);
                             }
                         }
                     }

@@ -83,13 +83,14 @@ impl Job<'_> {
     /// As [`rows`].
     #[inline(always)]
     unsafe fn staged<L: ByteLanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
+        let terms = self.acts.layout().terms();
         let mut panel = Panel::new();
         let mut stage = Stage([MaybeUninit::uninit(); STAGED * MAX_ROWS]);
         let stage = stage.0.as_mut_ptr().cast::<u8>();
         // Every token's lanes are written before they are read.
         let mut sums = [const { MaybeUninit::<[f32; LANES * MAX_ROWS]>::uninit() }; BATCH];
         let sums = sums.as_mut_ptr().cast::<f32>();
-        for tokens in tiles(0..self.acts.tokens(), BATCH) {
+        for tokens in tiles(0..self.acts.rows(), BATCH) {
             for rows in tiles(out.range(), L::ROWS) {
                 let first = self.tile::<L>(rows.start);
                 // SAFETY: the caller's promise; stage and sums have room for a segment and a batch.
@@ -101,7 +102,7 @@ impl Job<'_> {
                     }
                     for (t, i) in tokens.clone().zip(0..) {
                         let acc = lane_sum::<L>(sums.add(i * LANES * MAX_ROWS));
-                        write::<L>(out, t, rows.clone(), first, acc, self.bias);
+                        write::<L>(out, (t, terms), rows.clone(), first, acc, self.bias);
                     }
                 }
             }

@@ -97,7 +97,7 @@ pub(super) unsafe fn rows<
     };
     // SAFETY: the caller's promise; eight i32.
     let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()), zeros } };
-    let range = out.range();
+    let (range, terms) = (out.range(), acts.layout().terms());
     let safe = job.safe_rows(UNIT * BITS).clamp(range.start, range.end);
     // SAFETY: the caller's promise; only rows below `safe` are read past their end.
     unsafe {
@@ -109,7 +109,7 @@ pub(super) unsafe fn rows<
                     acc[t][i] = row[t];
                 }
             }
-            write(out, eight, &acc, bias);
+            write(out, terms, eight, &acc, bias);
         }
         for n in safe..range.end {
             let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
@@ -117,7 +117,7 @@ pub(super) unsafe fn rows<
             for t in 0..T {
                 acc[t][0] = row[t];
             }
-            write(out, n..n + 1, &acc, bias);
+            write(out, terms, n..n + 1, &acc, bias);
         }
     }
 }
@@ -129,26 +129,21 @@ pub(super) unsafe fn rows<
 #[inline(always)]
 unsafe fn write<const T: usize>(
     out: &mut Columns<'_>,
+    terms: usize,
     rows: Range<usize>,
     acc: &[[__m256; EIGHT]; T],
     bias: Option<FloatView<'_>>,
 ) {
     for t in 0..T {
-        let y = out.row(t, rows.clone());
-        // SAFETY: the caller's promise; the buffer and the slice are eight floats long.
-        unsafe {
-            // As with a bias of zero: a sum of -0 becomes 0.
-            let sums = _mm256_add_ps(lane_sums(acc[t]), _mm256_setzero_ps());
-            if let (Some(eight), None) = (y.first_chunk_mut::<EIGHT>(), bias) {
-                _mm256_storeu_ps(eight.as_mut_ptr(), sums);
-                continue;
-            }
-            let mut all = [0f32; EIGHT];
-            _mm256_storeu_ps(all.as_mut_ptr(), sums);
-            for ((y, sum), n) in y.iter_mut().zip(all).zip(rows.clone()) {
-                *y = sum + bias.map_or(0.0, |b| b.get(n));
+        let mut sums = [0f32; EIGHT];
+        // SAFETY: the caller's promise; eight floats. As with a bias of zero: a sum of -0 becomes 0.
+        unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), _mm256_add_ps(lane_sums(acc[t]), _mm256_setzero_ps())) };
+        if let Some(bias) = bias.filter(|_| t.is_multiple_of(terms)) {
+            for (sum, n) in sums.iter_mut().zip(rows.clone()) {
+                *sum += bias.get(n);
             }
         }
+        out.put(t, terms, rows.clone(), &sums);
     }
 }
 

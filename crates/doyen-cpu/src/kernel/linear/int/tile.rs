@@ -177,7 +177,7 @@ impl Segment {
     }
 }
 
-/// Writes rows `rows` of a tile that begins with row `first`, and adds the bias.
+/// Writes rows `rows` of a tile that begins with row `first`, and adds the bias to the first of a token's `terms`.
 ///
 /// # Safety
 /// As [`Lanes`] says.
@@ -187,25 +187,21 @@ impl Segment {
 #[inline(always)]
 pub(super) unsafe fn write<L: Lanes>(
     out: &mut Columns<'_>,
-    t: usize,
+    (t, terms): (usize, usize),
     rows: Range<usize>,
     first: usize,
     acc: L::Float,
     bias: Option<FloatView<'_>>,
 ) {
-    let y = out.row(t, rows.clone());
-    if bias.is_none() && y.len() == L::ROWS {
-        // As with a bias of zero: a sum of -0 becomes 0.
-        // SAFETY: the caller's promise; `y` is as long as the vector.
-        unsafe { L::store(y.as_mut_ptr(), L::add(acc, L::zero())) };
-        return;
+    let mut sums = [0f32; MAX_ROWS];
+    // SAFETY: the caller's promise; the buffer is as long as any vector. As with a bias of zero: a sum of -0 becomes 0.
+    unsafe { L::store(sums.as_mut_ptr(), L::add(acc, L::zero())) };
+    if let Some(bias) = bias.filter(|_| t.is_multiple_of(terms)) {
+        for n in rows.clone() {
+            sums[n - first] += bias.get(n);
+        }
     }
-    let mut all = [0f32; MAX_ROWS];
-    // SAFETY: the caller's promise; the buffer is as long as any vector.
-    unsafe { L::store(all.as_mut_ptr(), acc) };
-    for (y, n) in y.iter_mut().zip(rows) {
-        *y = all[n - first] + bias.map_or(0.0, |b| b.get(n));
-    }
+    out.put(t, terms, rows.clone(), &sums[rows.start - first..]);
 }
 
 /// The lanes of an element (eight of them, [`MAX_ROWS`] numbers apart) added: i and i + 4, then i and i + 2, then the last two.
