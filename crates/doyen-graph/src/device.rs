@@ -13,9 +13,11 @@ use std::sync::Arc;
 pub enum Numerics {
     /// Float activations.
     Exact,
-    /// int8 activations where the node's accuracy level allows them.
+    /// int8 activations where the node's accuracy level allows them, in two terms where their rounding shows most.
     #[default]
     Fast,
+    /// int8 activations in one term wherever the node's accuracy level allows them.
+    Int8,
 }
 
 /// Sizes a program is planned for.

@@ -169,29 +169,37 @@ impl<'a> Binder<'a> {
     /// The mode for a node that permits int8 activations or not.
     pub(crate) const fn mode(&self, permits_int8: bool) -> Mode {
         match self.numerics {
-            Numerics::Fast if permits_int8 => Mode::Fast,
+            Numerics::Fast | Numerics::Int8 if permits_int8 => Mode::Fast,
             _ => Mode::Exact,
         }
     }
 
-    /// Whether the node's result goes into an attention, as it is or through views.
+    /// Whether the node's result goes into an attention, or is an output of the graph, as it is or through views.
     ///
-    /// Queries and keys are multiplied with each other and exponentiated, so the rounding of what they are made of shows most: on
-    /// SmolLM2-135M it was nine tenths of all that int8 activations cost.
-    pub(crate) fn feeds_attention(&self) -> bool {
-        let Some(value) = self.node.outputs.first().copied().flatten() else { return false };
-        // Nodes are in order, so that what leads to an attention is met from the value on.
-        let mut values = vec![value];
+    /// There the rounding of activations shows most: queries and keys are multiplied with each other and exponentiated, and logits are
+    /// exponentiated as they are.
+    pub(crate) fn feeds(&self) -> Option<Feeds> {
+        // Nodes are in order, so that what a value leads to is met from the value on.
+        let mut values = vec![self.node.outputs.first().copied().flatten()?];
         for node in &self.graph.nodes {
             let takes = |i: &Option<Operand>| matches!(i, Some(Operand::Value(v)) if values.contains(v));
             match node.op {
-                LOp::Attention(_) if node.inputs.iter().take(3).any(takes) => return true,
+                LOp::Attention(_) if node.inputs.iter().take(3).any(takes) => return Some(Feeds::Attention),
                 LOp::View if node.inputs.iter().any(takes) => values.extend(node.outputs.iter().flatten()),
                 _ => {}
             }
         }
-        false
+        values.iter().any(|v| self.graph.outputs.contains(v)).then_some(Feeds::Output)
     }
+}
+
+/// Where a node's result goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Feeds {
+    /// The queries, keys or values of an attention.
+    Attention,
+    /// The caller: logits.
+    Output,
 }
 
 /// Rows of `[.., cols]` at the limits: the product of all extents but the last.

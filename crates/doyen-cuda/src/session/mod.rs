@@ -69,7 +69,7 @@ impl CudaDevice {
 
     fn setting(&self, numerics: Numerics) -> Setting {
         Setting {
-            operand: self.operand.filter(|_| numerics == Numerics::Fast),
+            operand: self.operand.filter(|_| numerics != Numerics::Exact),
             kv: self.kv,
             shared: self.gpu.shared(),
         }

@@ -293,6 +293,7 @@ const fn numerics(n: Numerics) -> &'static str {
     match n {
         Numerics::Exact => "exact",
         Numerics::Fast => "fast",
+        Numerics::Int8 => "int8",
     }
 }
 

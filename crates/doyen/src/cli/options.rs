@@ -37,9 +37,11 @@ pub struct ModelArgs {
 /// `--numerics`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum NumericsArg {
-    /// int8 activations where the model allows them
+    /// int8 activations where the model allows them, in two terms where it matters most
     #[default]
     Fast,
+    /// int8 activations in one term, to compare with runtimes that do so
+    Int8,
     /// Float activations everywhere
     Exact,
 }
@@ -48,6 +50,7 @@ impl From<NumericsArg> for Numerics {
     fn from(n: NumericsArg) -> Self {
         match n {
             NumericsArg::Fast => Self::Fast,
+            NumericsArg::Int8 => Self::Int8,
             NumericsArg::Exact => Self::Exact,
         }
     }

@@ -147,7 +147,7 @@ fn tolerance(mode: Numerics, dtype: DType) -> f64 {
         (Numerics::Exact, DType::F32) => 2e-4,
         (Numerics::Exact, DType::F16) => 0.1,
         (Numerics::Exact, _) => 0.5,
-        (Numerics::Fast, _) => 1.0,
+        (Numerics::Fast | Numerics::Int8, _) => 1.0,
     }
 }
 
@@ -242,6 +242,7 @@ const fn mode_name(mode: Numerics) -> &'static str {
     match mode {
         Numerics::Exact => "exact",
         Numerics::Fast => "fast",
+        Numerics::Int8 => "int8",
     }
 }
 

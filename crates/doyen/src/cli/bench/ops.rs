@@ -282,7 +282,7 @@ pub fn measure(
     let device = cpu(threads)?;
     let machine = Machine::read();
     let mode = match numerics {
-        NumericsArg::Fast => Mode::Fast,
+        NumericsArg::Fast | NumericsArg::Int8 => Mode::Fast,
         NumericsArg::Exact => Mode::Exact,
     };
     let env = Env { pool: device.pool(), isa: device.isa(), mode };
