@@ -115,7 +115,7 @@ impl CachedAttention {
     fn scratch_bytes(&self, threads: usize) -> Option<usize> {
         // An upper bound in checked arithmetic, so that what follows cannot overflow.
         let bound = self.heads.checked_mul(self.head_size.checked_add(2)?)?.checked_mul(self.context)?;
-        bound.checked_mul(threads)?.checked_mul(64)?;
+        bound.checked_mul(threads)?.checked_mul(512)?;
         Attention::scratch_len(&self.params(), threads, self.context).checked_mul(4)
     }
 }

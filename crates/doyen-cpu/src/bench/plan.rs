@@ -74,7 +74,8 @@ impl Plan {
         }
         let cold = cache.saturating_mul(2);
         let sample = ReadLoop::sample_len(env.pool.threads());
-        let between: usize = subjects.iter().map(|s| s.touched(fewest).saturating_add(sample)).sum();
+        let own = |s: &dyn Subject| s.touched(fewest).saturating_add(sample);
+        let between = subjects.iter().fold(0usize, |sum, s| sum.saturating_add(own(s.as_ref())));
         let read = cold.saturating_add(sample).max(READ).next_multiple_of(sample);
         let mut copies = Vec::with_capacity(subjects.len());
         let mut bytes = Some(read);

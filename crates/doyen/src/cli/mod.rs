@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod conformance;
 mod convert;
+mod doctor;
 mod eval;
 mod options;
 mod reference;
@@ -33,7 +34,11 @@ Examples:
   doyen run -p \"To sort a list in Python\"          text from the built-in model
   doyen convert Qwen3-30B-A3B -o qwen3-4bit          a checkpoint to a 4-bit package
   doyen chat qwen3-4bit                              talk to it
-  doyen show qwen3-4bit                              where its bytes go";
+  doyen show qwen3-4bit                              where its bytes go
+  doyen doctor                                       what limits this machine
+
+Environment:
+  DOYEN_CPU=scalar|avx2|avx512    force an instruction set, for tests and comparisons";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -45,6 +50,7 @@ enum Command {
     Verify(verify::Args),
     Conformance(conformance::Args),
     Bench(Box<bench::Args>),
+    Doctor(doctor::Args),
 }
 
 /// What a verb that did not fail has to say with its exit code.
@@ -70,6 +76,7 @@ impl Cli {
             Command::Verify(args) => args.run(),
             Command::Conformance(args) => args.run(),
             Command::Bench(args) => args.run(),
+            Command::Doctor(args) => args.run(),
         };
         match result {
             Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -152,6 +152,7 @@ fn operators_refuse_more_memory_than_there_is() {
         "matmulnbits --n 9999999 --k 9999999".to_owned(),
         "matmulnbits --tokens 999999999999".to_owned(),
         format!("matmulnbits --n {huge}"),
+        format!("matmulnbits --n {huge} --bits 2,4,8 --repetitions {huge}"),
         format!("matmulnbits --k {huge} --block {huge}"),
         format!("matmulnbits --tokens {huge}"),
         "qmoe --experts 4000000".to_owned(),

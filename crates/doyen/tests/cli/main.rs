@@ -6,6 +6,7 @@ mod bench;
 mod chat;
 mod common;
 mod convert_faults;
+mod doctor;
 mod package_faults;
 mod reports;
 mod run;

@@ -191,7 +191,7 @@ fn conformance_counts_and_fails() {
 
 #[test]
 fn help_has_examples_and_mistakes_have_suggestions() {
-    for verb in ["run", "chat", "convert", "eval", "show", "verify", "conformance", "bench"] {
+    for verb in ["run", "chat", "convert", "eval", "show", "verify", "conformance", "bench", "doctor"] {
         let help = doyen([verb, "--help"]);
         let text = help.ok();
         let examples =

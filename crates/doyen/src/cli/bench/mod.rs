@@ -89,7 +89,10 @@ impl Args {
             batch: self.batch.get(),
             repetitions,
         };
-        let bar = console::bar(repetitions as u64 + 1, "{bar:30} {pos}/{len} repetitions  {eta} left");
+        let bar = console::bar(
+            (repetitions as u64).saturating_add(1),
+            "{bar:30} {pos}/{len} repetitions  {eta} left",
+        );
         let report = measure(&options, || bar.inc(1))?;
         bar.finish_and_clear();
         let text = if self.json { format!("{:#}\n", report.json()) } else { report.text() };

@@ -295,7 +295,10 @@ pub fn measure(
     );
     console::say(format_args!("{} cases, allocating {memory} of {available} available", plan.cases()));
     let mut suite = plan.build(&env)?;
-    let bar = console::bar((plan.cases() * (samples + 1)) as u64, "{bar:30} {pos}/{len} calls  {eta} left");
+    let bar = console::bar(
+        plan.cases().saturating_mul(samples.saturating_add(1)) as u64,
+        "{bar:30} {pos}/{len} calls  {eta} left",
+    );
     let measured = suite.measure(Rounds { samples, seconds: SECONDS }, || bar.inc(1));
     bar.finish_and_clear();
     Ok(Report { op, device: device.clone(), machine, memory, measured })
