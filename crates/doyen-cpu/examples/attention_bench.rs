@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let env = Env { pool: &pool, isa: Isa::chosen()?, mode: Mode::Fast };
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for context in [4096, 32768] {
-        for kv in [KvType::F32, KvType::Int8, KvType::Int4] {
+        for kv in [KvType::F32, KvType::F16, KvType::BF16, KvType::Int8, KvType::Int4] {
             subjects.push(Box::new(CachedAttention { heads: 32, kv_heads: 8, head_size: 128, context, kv }));
         }
     }

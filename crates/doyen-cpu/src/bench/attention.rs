@@ -2,50 +2,16 @@
 
 use super::{BenchError, Env, Labels, Rng, Subject, Work};
 use crate::{
-    kernel::attention::{
-        Attention, AttentionParams, Batch, KvCodec, KvLayout, KvScales, KvStore, Rows, Sink,
-    },
+    kernel::attention::{Attention, AttentionParams, Batch, KvLayout, KvScales, KvStore, KvType, Rows, Sink},
     pool::Pool,
-    session::{Memory, cast},
+    session::Memory,
 };
 use doyen_graph::device::{GroupTables, SeqSpan};
-use doyen_tensor::PageId;
+use doyen_tensor::{FloatType, PageId};
 use std::sync::Arc;
 
 /// Positions of a page, as the runtime plans them.
 const PAGE: usize = 32;
-
-/// How keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum KvType {
-    F32,
-    Int8,
-    Int4,
-}
-
-impl KvType {
-    /// The name in labels.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        }
-    }
-
-    const fn codec(self) -> Option<KvCodec> {
-        match self {
-            Self::F32 => None,
-            Self::Int8 => Some(KvCodec::Int8),
-            Self::Int4 => Some(KvCodec::Int4),
-        }
-    }
-
-    fn row_bytes(self, head_size: usize) -> Option<usize> {
-        self.codec().map_or_else(|| head_size.checked_mul(4), |c| Some(c.row_bytes(head_size)))
-    }
-}
 
 /// GroupQueryAttention of a step's last tokens over a context.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +75,8 @@ impl CachedAttention {
     /// Bytes of keys, or of values.
     fn store_bytes(&self) -> Option<usize> {
         let rows = self.pages().checked_mul(PAGE)?.checked_mul(self.kv_heads)?;
-        rows.checked_mul(self.kv.row_bytes(self.head_size)?)
+        self.head_size.checked_mul(4)?;
+        rows.checked_mul(self.kv.row_bytes(self.head_size))
     }
 
     fn scratch_bytes(&self, threads: usize) -> Option<usize> {
@@ -151,7 +118,9 @@ impl Subject for CachedAttention {
             self.bytes().and_then(|b| b.checked_mul(copies)).ok_or(BenchError::Overflow("the cache"))?;
         let mut caches = memory(bytes)?;
         match self.kv {
-            KvType::F32 => caches.copy_from_slice(&rng.stored(doyen_tensor::FloatType::F32, bytes / 4, 1.0)),
+            KvType::F32 => caches.copy_from_slice(&rng.stored(FloatType::F32, bytes / 4, 1.0)),
+            KvType::F16 => caches.copy_from_slice(&rng.stored(FloatType::F16, bytes / 2, 1.0)),
+            KvType::BF16 => caches.copy_from_slice(&rng.stored(FloatType::BF16, bytes / 2, 1.0)),
             KvType::Int8 | KvType::Int4 => caches.copy_from_slice(&rng.bytes(bytes)),
         }
         let caches = Arc::new(caches);
@@ -229,7 +198,7 @@ impl Work for Call<'_> {
     fn prepare(&mut self, call: usize) -> usize {
         self.copy = call % self.copies;
         let CachedAttention { kv_heads, head_size, context, kv, .. } = self.attention;
-        2 * context * kv_heads * kv.row_bytes(head_size).unwrap_or(0)
+        2 * context * kv_heads * kv.row_bytes(head_size)
     }
 
     fn run(&mut self) {
@@ -238,10 +207,8 @@ impl Work for Call<'_> {
         let layout = KvLayout { pages: attention.pages(), kv_heads, page_size: PAGE, head_size };
         let copy = self.caches.len() / self.copies;
         let (keys, values) = self.caches[self.copy * copy..][..copy].split_at(copy / 2);
-        let store = |bytes| match kv.codec() {
-            None => KvStore::f32(layout, cast(bytes)),
-            Some(codec) => KvStore::coded(layout, codec, bytes, KvScales::Tensor(0.01)),
-        };
+        let scale = if matches!(kv, KvType::Int8 | KvType::Int4) { 0.01 } else { 1.0 };
+        let store = |bytes| KvStore::new(layout, kv, bytes, KvScales::Tensor(scale));
         let stores = store(keys).and_then(|k| Ok((k, store(values)?))).expect("stores of the layout's size");
         let batch = Batch::new(&self.spans, &self.tables, PAGE, layout.pages, None);
         let batch = batch.expect("a table for every position");

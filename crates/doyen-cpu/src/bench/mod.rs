@@ -19,7 +19,8 @@ mod plan;
 mod read;
 mod report;
 
-pub use attention::{CachedAttention, KvType};
+pub use crate::kernel::attention::KvType;
+pub use attention::CachedAttention;
 pub use data::{Matrices, QuantFormat, Rng};
 pub use experts::ExpertLayer;
 pub use linear::{FloatMatMul, MatMul};

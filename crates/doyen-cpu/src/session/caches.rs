@@ -1,7 +1,7 @@
 //! KV pages of every cache group and layer.
 
-use super::memory::{Memory, cast, cast_mut};
-use crate::kernel::attention::{KvCodec, KvLayout, KvScales, KvStore, KvStoreMut};
+use super::memory::Memory;
+use crate::kernel::attention::{KvLayout, KvScales, KvStore, KvStoreMut, KvType};
 use bytes::Bytes;
 use doyen_graph::{
     device::{DeviceError, GroupPages, Program},
@@ -12,44 +12,38 @@ use doyen_tensor::{DType, PageId, Tensor};
 /// Keys or values of one layer.
 pub(crate) struct Store {
     pub(crate) layout: KvLayout,
-    codec: Option<KvCodec>,
+    ty: KvType,
     memory: Memory,
 }
 
 impl Store {
     fn new(layout: KvLayout, format: KvFormat) -> Result<Self, DeviceError> {
-        let codec = codec(format);
-        let bytes = layout.rows().checked_mul(row_bytes(layout.head_size, codec));
+        let ty = stored(format);
+        let bytes = layout.rows().checked_mul(ty.row_bytes(layout.head_size));
         let bytes =
             bytes.ok_or_else(|| DeviceError::Step("the kv cache overflows the address space".into()))?;
-        Ok(Self { layout, codec, memory: Memory::new(bytes, "kv cache")? })
+        Ok(Self { layout, ty, memory: Memory::new(bytes, "kv cache")? })
     }
 
     pub(crate) fn view<'a>(&'a self, scales: KvScales<'a>) -> Result<KvStore<'a>, String> {
-        match self.codec {
-            None => KvStore::f32(self.layout, cast(&self.memory)),
-            Some(codec) => KvStore::coded(self.layout, codec, &self.memory, scales),
-        }
-        .map_err(|e| e.to_string())
+        KvStore::new(self.layout, self.ty, &self.memory, scales).map_err(|e| e.to_string())
     }
 
     pub(crate) fn view_mut<'a>(&'a mut self, scales: KvScales<'a>) -> Result<KvStoreMut<'a>, String> {
-        match self.codec {
-            None => KvStoreMut::f32(self.layout, cast_mut(&mut self.memory)),
-            Some(codec) => KvStoreMut::coded(self.layout, codec, &mut self.memory, scales),
-        }
-        .map_err(|e| e.to_string())
+        KvStoreMut::new(self.layout, self.ty, &mut self.memory, scales).map_err(|e| e.to_string())
     }
 
     fn row_bytes(&self) -> usize {
-        row_bytes(self.layout.head_size, self.codec)
+        self.ty.row_bytes(self.layout.head_size)
     }
 
     fn dtype(&self) -> DType {
-        match self.codec {
-            None => DType::F32,
-            Some(KvCodec::Int8) => DType::I8,
-            Some(KvCodec::Int4) => DType::U8,
+        match self.ty {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+            KvType::BF16 => DType::BF16,
+            KvType::Int8 => DType::I8,
+            KvType::Int4 => DType::U8,
         }
     }
 
@@ -166,24 +160,17 @@ impl Caches {
     }
 }
 
-const fn codec(format: KvFormat) -> Option<KvCodec> {
+const fn stored(format: KvFormat) -> KvType {
     match format {
-        KvFormat::Float => None,
-        KvFormat::Int8 { .. } => Some(KvCodec::Int8),
-        KvFormat::Int4 { .. } => Some(KvCodec::Int4),
-    }
-}
-
-const fn row_bytes(head_size: usize, codec: Option<KvCodec>) -> usize {
-    match codec {
-        None => 4 * head_size,
-        Some(codec) => codec.row_bytes(head_size),
+        KvFormat::Float => KvType::F32,
+        KvFormat::Int8 { .. } => KvType::Int8,
+        KvFormat::Int4 { .. } => KvType::Int4,
     }
 }
 
 /// Bytes of a page of a group over all its layers, keys and values.
 pub(crate) fn page_bytes(group: &CacheGroup, page_size: usize) -> usize {
-    let codec = codec(group.format);
-    let row = row_bytes(group.k_head_size, codec) + row_bytes(group.v_head_size, codec);
+    let ty = stored(group.format);
+    let row = ty.row_bytes(group.k_head_size) + ty.row_bytes(group.v_head_size);
     group.layers.len() * group.kv_heads * page_size * row
 }

@@ -1,12 +1,9 @@
-//! The inner loops of attention, as a table per instruction set.
+//! What happens to scores and states between the loops over keys and values: softmax weights, merging, the end.
 //!
 //! A query's state is a row of `v_head_size + 2` numbers: the weighted values, the maximum score, the sum of weights.
 //! Used by `tile` and `schedule` only.
 
-use super::{
-    SPLIT,
-    store::{Dequantize, Quantize, dequantize, quantize},
-};
+use super::{SPLIT, store::KvScales};
 use crate::{
     detect::Isa,
     kernel::{
@@ -15,44 +12,18 @@ use crate::{
     },
 };
 
-/// `scores(q, k, scale, out)`: `out[j] = scale * (q . k[j])`, with `k [out.len(), q.len()]`. Every score is summed in
-/// the same order, wherever it stands in `out`.
-pub(super) type Scores = fn(&[f32], &[f32], f32, &mut [f32]);
-/// `accumulate(p, v, acc)`: `acc += sum_j p[j] v[j]`, with `v [p.len(), acc.len()]`, keys in ascending order.
-pub(super) type Accumulate = fn(&[f32], &[f32], &mut [f32]);
-
-/// The inner loops of one instruction set.
+/// The loops over scores and states of one instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Micro {
-    pub(super) scores: Scores,
-    pub(super) accumulate: Accumulate,
     pub(super) softcap: fn(&mut [f32], f32),
     pub(super) weights: fn(&mut [f32]) -> (f32, f32),
     pub(super) merge: fn(&mut [f32], &[f32]),
-    pub(super) finish: fn(&[f32], Option<f32>, &mut [f32]),
-    pub(super) dequantize: Dequantize,
-    pub(super) quantize: Quantize,
+    pub(super) finish: fn(&[f32], Option<f32>, KvScales<'_>, &mut [f32]),
 }
 
 impl Micro {
     pub(super) fn new(isa: Isa) -> Self {
-        let (scores, accumulate): (Scores, Accumulate) = match isa {
-            Isa::Scalar => (scores_scalar, accumulate_scalar),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) | Isa::Avx512(_) => {
-                isa.avx2().map_or((scores_scalar, accumulate_scalar), super::micro_avx2::loops)
-            }
-        };
-        Self {
-            scores,
-            accumulate,
-            softcap: softcap(isa),
-            weights: weights(isa),
-            merge: merge(isa),
-            finish: finish(isa),
-            dequantize: dequantize(isa),
-            quantize: quantize(isa),
-        }
+        Self { softcap: softcap(isa), weights: weights(isa), merge: merge(isa), finish: finish(isa) }
     }
 }
 
@@ -74,22 +45,6 @@ fn split_state(state: &[f32]) -> (&[f32], &[f32; 2]) {
     state.split_last_chunk().expect("a state row ends with maximum and sum")
 }
 
-fn scores_scalar(q: &[f32], k: &[f32], scale: f32, out: &mut [f32]) {
-    for (j, o) in out.iter_mut().enumerate() {
-        let key = &k[j * q.len()..(j + 1) * q.len()];
-        *o = scale * q.iter().zip(key).map(|(q, k)| q * k).sum::<f32>();
-    }
-}
-
-fn accumulate_scalar(p: &[f32], v: &[f32], acc: &mut [f32]) {
-    for (j, &p) in p.iter().enumerate() {
-        let value = &v[j * acc.len()..(j + 1) * acc.len()];
-        for (a, &v) in acc.iter_mut().zip(value) {
-            *a += p * v;
-        }
-    }
-}
-
 multiversion! {
     fn softcap(scores: &mut [f32], cap: f32) = softcap_body;
 }
@@ -102,8 +57,8 @@ multiversion! {
     fn merge(run: &mut [f32], part: &[f32]) = merge_body;
 }
 multiversion! {
-    /// Writes the attention output of a state, its sink included. Zeros when no key was visible.
-    fn finish(state: &[f32], sink: Option<f32>, out: &mut [f32]) = finish_body;
+    /// Writes the attention output of a state, its sink and the values' scales included. Zeros when no key was visible.
+    fn finish(state: &[f32], sink: Option<f32>, scales: KvScales<'_>, out: &mut [f32]) = finish_body;
 }
 
 #[inline(always)]
@@ -115,10 +70,13 @@ fn softcap_body<const FMA: bool>(scores: &mut [f32], cap: f32) {
 
 #[inline(always)]
 fn weights_body<const FMA: bool>(scores: &mut [f32]) -> (f32, f32) {
-    const LANES: usize = 16;
     debug_assert!(scores.len() <= SPLIT);
+    let (chunks, rest) = scores.as_chunks_mut::<LANES>();
+    // Masked scores in the lanes that are left over.
+    let mut last = [f32::NEG_INFINITY; LANES];
+    last[..rest.len()].copy_from_slice(rest);
     let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in scores.chunks(LANES) {
+    for chunk in chunks.iter().chain([&last]) {
         for (m, &s) in lanes.iter_mut().zip(chunk) {
             *m = if s > *m { s } else { *m };
         }
@@ -127,12 +85,11 @@ fn weights_body<const FMA: bool>(scores: &mut [f32]) -> (f32, f32) {
     // All keys masked by a bias: no weight. A NaN among them stays one.
     let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
     let mut sums = [0.0; LANES];
-    for chunk in scores.chunks_mut(LANES) {
-        for (sum, s) in sums.iter_mut().zip(chunk) {
-            *s = exp::<FMA>(*s - shift);
-            *sum += *s;
-        }
+    for chunk in chunks {
+        exps::<FMA>(chunk, shift, &mut sums);
     }
+    exps::<FMA>(&mut last, shift, &mut sums);
+    rest.copy_from_slice(&last[..rest.len()]);
     let mut n = LANES / 2;
     while n > 0 {
         for i in 0..n {
@@ -141,6 +98,17 @@ fn weights_body<const FMA: bool>(scores: &mut [f32]) -> (f32, f32) {
         n /= 2;
     }
     (max, sums[0])
+}
+
+/// Scores of [`weights`] that are worked on together.
+const LANES: usize = 16;
+
+#[inline(always)]
+fn exps<const FMA: bool>(scores: &mut [f32; LANES], shift: f32, sums: &mut [f32; LANES]) {
+    for (s, sum) in scores.iter_mut().zip(sums) {
+        *s = exp::<FMA>(*s - shift);
+        *sum += *s;
+    }
 }
 
 #[inline(always)]
@@ -160,7 +128,7 @@ fn merge_body<const FMA: bool>(run: &mut [f32], part: &[f32]) {
 }
 
 #[inline(always)]
-fn finish_body<const FMA: bool>(state: &[f32], sink: Option<f32>, out: &mut [f32]) {
+fn finish_body<const FMA: bool>(state: &[f32], sink: Option<f32>, scales: KvScales<'_>, out: &mut [f32]) {
     let (acc, &[max, sum]) = split_state(state);
     let factor = match sink {
         _ if sum == 0.0 => 0.0,
@@ -171,8 +139,17 @@ fn finish_body<const FMA: bool>(state: &[f32], sink: Option<f32>, out: &mut [f32
             weight / fma::<FMA>(sum, weight, exp::<FMA>(sink - top))
         }
     };
-    for (o, &a) in out.iter_mut().zip(acc) {
-        *o = a * factor;
+    match scales {
+        KvScales::Tensor(scale) => {
+            for (o, &a) in out.iter_mut().zip(acc) {
+                *o = a * factor * scale;
+            }
+        }
+        KvScales::Channel(scales) => {
+            for ((o, &a), &scale) in out.iter_mut().zip(acc).zip(scales) {
+                *o = a * factor * scale;
+            }
+        }
     }
 }
 
@@ -183,37 +160,6 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #[test]
-        fn scores_and_accumulate_agree_with_f64(d in 1usize..150, n in 0usize..40, skip in 0usize..3, seed: u64) {
-            let (q, k) = (noise(seed, d + skip), noise(seed ^ 1, n * d + skip));
-            let (q, k) = (&q[skip..], &k[skip..]);
-            let p = noise(seed ^ 2, n);
-            for isa in Isa::all() {
-                let micro = Micro::new(isa);
-                let mut s = vec![9.0; n];
-                (micro.scores)(q, k, 0.25, &mut s);
-                for (j, &s) in s.iter().enumerate() {
-                    let e = k[j * d..][..d].iter().zip(q).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
-                    prop_assert!((f64::from(s) - 0.25 * e).abs() < 1e-5);
-                    let mut alone = [0.0];
-                    (micro.scores)(q, &k[j * d..][..d], 0.25, &mut alone);
-                    prop_assert_eq!(alone[0], s);
-                }
-                let mut acc = noise(seed ^ 3, d + skip);
-                let before = acc.clone();
-                (micro.accumulate)(&p, k, &mut acc[skip..]);
-                let mut stepwise = before.clone();
-                for j in 0..n {
-                    (micro.accumulate)(&p[j..=j], &k[j * d..][..d], &mut stepwise[skip..]);
-                }
-                prop_assert_eq!(&acc, &stepwise);
-                for c in 0..d {
-                    let e = (0..n).map(|j| f64::from(p[j]) * f64::from(k[j * d + c])).sum::<f64>();
-                    prop_assert!((f64::from(acc[skip + c]) - f64::from(before[skip + c]) - e).abs() < 1e-5);
-                }
-            }
-        }
-
         #[test]
         fn weights_are_a_softmax(n in 1usize..=SPLIT, seed: u64, spread in 0.1f32..50.0) {
             let x: Vec<f32> = noise(seed, n).iter().map(|v| v * spread).collect();
@@ -242,10 +188,12 @@ mod tests {
             let mut s = [f32::NEG_INFINITY, f32::NAN];
             assert!((micro.weights)(&mut s).1.is_nan());
             let mut out = [9.0; 2];
-            (micro.finish)(&[0.0, 0.0, f32::NEG_INFINITY, 0.0], None, &mut out);
+            (micro.finish)(&[0.0, 0.0, f32::NEG_INFINITY, 0.0], None, KvScales::Tensor(1.0), &mut out);
             assert_eq!(out, [0.0; 2]);
-            (micro.finish)(&[2.0, 4.0, 0.0, 2.0], Some(f32::NEG_INFINITY), &mut out);
+            (micro.finish)(&[2.0, 4.0, 0.0, 2.0], Some(f32::NEG_INFINITY), KvScales::Tensor(1.0), &mut out);
             assert_eq!(out, [1.0, 2.0]);
+            (micro.finish)(&[2.0, 4.0, 0.0, 2.0], None, KvScales::Channel(&[0.5, -3.0]), &mut out);
+            assert_eq!(out, [0.5, -6.0]);
         }
     }
 }

@@ -9,25 +9,35 @@
 //! cut into chunks, whoever else is in the batch, and on any number of threads.
 //!
 //! * `params`: what the node says, and the ragged batch with its block tables, checked once per step
-//! * `store`: the pages, their formats, append and read
-//! * `schedule`: which worker does which part; `tile`: the work of one part
-//! * `micro`: the inner loops, per instruction set
+//! * `store`: the pages, their types, append and read; `narrow`: new rows on their way there
+//! * `schedule`, `spread`: which worker does which part; `tile`: the work of one part
+//! * `panel`: the loops over keys (`scores`) and values (`sums`), per instruction set (`lanes`) and storage type
+//!   (`element`)
+//! * `micro`: the softmax between them
 
-mod micro;
+mod element;
+mod lanes;
 #[cfg(target_arch = "x86_64")]
-mod micro_avx2;
+mod lanes_x86;
+mod micro;
+mod narrow;
+mod panel;
 mod params;
 mod schedule;
+mod scores;
+mod spread;
 mod store;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub use params::{AttentionError, AttentionParams, Batch, Bias, Rows, Sink};
-pub use store::{KvCodec, KvLayout, KvScales, KvStore, KvStoreMut};
+pub use store::{KvLayout, KvScales, KvStore, KvStoreMut, KvType};
 
 use crate::detect::Isa;
 use micro::Micro;
+use narrow::Narrow;
 
 /// Positions of a split. Fixed: changing it changes the bits of every long-context result.
 pub const SPLIT: usize = 256;
@@ -35,12 +45,14 @@ pub const SPLIT: usize = 256;
 /// Attention kernels of one instruction set.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
+    isa: Isa,
     micro: Micro,
+    narrow: Narrow,
 }
 
 impl Attention {
     /// The kernels for `isa`.
     pub fn new(isa: Isa) -> Self {
-        Self { micro: Micro::new(isa) }
+        Self { isa, micro: Micro::new(isa), narrow: narrow::narrow(isa) }
     }
 }

@@ -1,6 +1,5 @@
 //! What an attention node says and what a step brings: parameters, the ragged batch, bias and sink.
 
-use super::SPLIT;
 use doyen_graph::device::{GroupTables, SeqSpan};
 use doyen_tensor::PageId;
 use std::ops::Range;
@@ -264,20 +263,30 @@ impl<'a> Batch<'a> {
         (page.index(), position & (self.page_size() - 1))
     }
 
-    /// Cuts positions into runs that lie in one page and are no longer than a split: `(positions, page, slot)`.
+    /// Cuts positions into runs that lie in one page and are no longer than `longest`.
     pub(super) fn runs(
         &self,
         sequence: usize,
         positions: Range<usize>,
-    ) -> impl Iterator<Item = (Range<usize>, usize, usize)> {
+        longest: usize,
+    ) -> impl Iterator<Item = Run> {
         let mut next = positions.start;
         std::iter::from_fn(move || {
             (next < positions.end).then(|| {
                 let (page, slot) = self.place(sequence, next);
                 let start = next;
-                next = positions.end.min(start + (self.page_size() - slot).min(SPLIT));
-                (start..next, page, slot)
+                next = positions.end.min(start + (self.page_size() - slot).min(longest));
+                Run { positions: start..next, page, slot }
             })
         })
     }
+}
+
+/// Positions of a sequence whose rows follow each other in a page.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    pub(super) positions: Range<usize>,
+    pub(super) page: usize,
+    /// Slot of the first position.
+    pub(super) slot: usize,
 }

@@ -1,21 +1,23 @@
 //! Which worker does which part of an attention step.
 //!
-//! Two plans, with the same bits as result. When there are enough (token, key head) pairs for all workers, a worker
-//! takes a tile through all its splits and merges as it goes. When there are few, as in the decoding of a long
-//! sequence, workers share out the splits and leave their states in scratch, to be merged afterwards.
+//! Two plans, with the same bits as result. A sequence with many new tokens, as in prefill, is cut into tiles of tokens
+//! and one key head; a worker takes a tile through all its splits and merges as it goes. With few new tokens, as in
+//! decode, reading the cache is the work: splits are shared out instead, several heads at a time (`spread`).
 
 use super::{
     Attention, SPLIT,
     micro::{Micro, clear},
+    panel::{Loops, PAD},
     params::{AttentionParams, Batch, Bias, Rows, Sink},
+    spread::{SPREAD_ROWS, is_spread},
     store::KvStore,
-    tile::{SplitScratch, Tile},
+    tile::{Tile, TileScratch, block_tokens},
 };
 use crate::pool::{Pool, UnsafeSlice};
 
 /// Rows of a tile: enough to reuse a run of keys from the first-level cache, few enough to keep the scores of a split
-/// (64 x 256 x 4 = 64 KiB) in the second.
-const TILE_ROWS: usize = 64;
+/// (60 x 256 x 4 = 60 KiB) in the second.
+const TILE_ROWS: usize = 60;
 /// Multiply-adds below which waking the pool costs more than it saves.
 const MIN_WORK: usize = 64 * 1024;
 
@@ -23,6 +25,8 @@ const MIN_WORK: usize = 64 * 1024;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) micro: Micro,
+    pub(super) key_loops: Loops,
+    pub(super) value_loops: Loops,
     pub(super) params: AttentionParams,
     pub(super) group: usize,
     pub(super) q: Rows<'a>,
@@ -33,16 +37,20 @@ pub(super) struct Call<'a> {
     pub(super) bias: Option<Bias<'a>>,
 }
 
-/// Tokens of a tile.
+/// Tokens of a tile: whole blocks.
 fn tile_tokens(group: usize) -> usize {
-    (TILE_ROWS / group.max(1)).max(1)
+    let block = block_tokens(group);
+    (TILE_ROWS / (group.max(1) * block)).max(1) * block
 }
 
-/// Scratch of one worker: scores, a run of keys or values, states of a split and running states.
+/// Rows that a worker has buffers for.
+fn worker_rows(group: usize) -> usize {
+    (tile_tokens(group) * group).max(SPREAD_ROWS)
+}
+
+/// Scratch of one worker: queries, scores, states of a split and running states.
 fn worker_scratch(params: &AttentionParams, group: usize) -> usize {
-    let rows = tile_tokens(group) * group;
-    let run = KvStore::read_scratch(params.k_head_size.max(params.v_head_size));
-    rows * (SPLIT + 2 * (params.v_head_size + 2)) + run
+    worker_rows(group) * (params.k_head_size.next_multiple_of(PAD) + SPLIT + 2 * (params.v_head_size + 2))
 }
 
 /// States of one token for all heads and splits of `context` positions.
@@ -94,8 +102,19 @@ impl Attention {
             assert_eq!(sinks.len(), params.heads, "sinks");
         }
         assert_eq!(out.len(), batch.tokens() * params.heads * params.v_head_size, "length of the output");
-        let call =
-            Call { micro: self.micro, params: *params, group, q, keys, values, batch: *batch, sink, bias };
+        let call = Call {
+            micro: self.micro,
+            key_loops: Loops::new(self.isa, keys.ty(), params.k_head_size),
+            value_loops: Loops::new(self.isa, values.ty(), params.v_head_size),
+            params: *params,
+            group,
+            q,
+            keys,
+            values,
+            batch: *batch,
+            sink,
+            bias,
+        };
         call.run(pool, scratch, out);
     }
 }
@@ -104,21 +123,17 @@ impl Call<'_> {
     fn run(&self, pool: &Pool, scratch: &mut [f32], out: &mut [f32]) {
         let threads = pool.threads();
         let (workers, states) = scratch.split_at_mut(threads * worker_scratch(&self.params, self.group));
-        let workers = UnsafeSlice::new(workers);
-        let out = UnsafeSlice::new(out);
+        let (workers, out) = (UnsafeSlice::new(workers), UnsafeSlice::new(out));
+        let parallel = threads > 1 && self.work() >= MIN_WORK;
+        let team = Team { pool: parallel.then_some(pool), workers, out };
         let (tokens, heads) = (self.batch.tokens(), self.params.kv_heads);
-        let pairs = tokens * heads;
-        if threads == 1 || self.work() < MIN_WORK {
-            for i in 0..tokens.div_ceil(tile_tokens(self.group)) * heads {
-                self.block(i, tile_tokens(self.group), &workers, 0, &out);
-            }
-        } else if pairs >= 4 * threads || (pairs >= threads && pairs.is_multiple_of(threads)) {
-            let size = (pairs / (4 * threads)).clamp(1, tile_tokens(self.group));
-            pool.for_each_dynamic_on(tokens.div_ceil(size) * heads, &|worker, i| {
-                self.block(i, size, &workers, worker, &out);
-            });
-        } else {
-            self.by_splits(pool, &workers, states, &out);
+        // Enough tiles for all workers to finish together.
+        let few = parallel && tokens * heads < 4 * threads;
+        self.spread(&team, states, few);
+        if self.batch.spans().iter().any(|s| s.len > 0 && !is_spread(s.len, few)) {
+            let most = tile_tokens(self.group);
+            let size = if parallel { (tokens * heads / (4 * threads)).clamp(1, most) } else { most };
+            team.each(tokens.div_ceil(size) * heads, &|worker, i| self.block(i, size, few, &team, worker));
         }
     }
 
@@ -135,14 +150,7 @@ impl Call<'_> {
     }
 
     /// Block `i`: `size` tokens of the step for one key head, which may belong to several sequences.
-    fn block(
-        &self,
-        i: usize,
-        size: usize,
-        workers: &UnsafeSlice<'_, f32>,
-        worker: usize,
-        out: &UnsafeSlice<'_, f32>,
-    ) {
+    fn block(&self, i: usize, size: usize, few: bool, team: &Team<'_>, worker: usize) {
         let (block, kv_head) = (i / self.params.kv_heads, i % self.params.kv_heads);
         let end = ((block + 1) * size).min(self.batch.tokens());
         let mut next = block * size;
@@ -150,20 +158,23 @@ impl Call<'_> {
             let sequence = self.batch.sequence_of(next);
             let span = self.batch.spans()[sequence];
             let tokens = (span.first + span.len).min(end) - next;
-            let tile = Tile { sequence, first: next - span.first, tokens, kv_head };
-            self.tile(&tile, workers, worker, out);
+            if !is_spread(span.len, few) {
+                let tile = Tile { sequence, first: next - span.first, tokens, kv_head, kv_heads: 1 };
+                self.tile(&tile, team, worker);
+            }
             next += tokens;
         }
     }
 
     /// A tile through all its splits.
-    fn tile(&self, tile: &Tile, workers: &UnsafeSlice<'_, f32>, worker: usize, out: &UnsafeSlice<'_, f32>) {
+    fn tile(&self, tile: &Tile, team: &Team<'_>, worker: usize) {
         let width = self.params.v_head_size + 2;
-        let states = tile.tokens * self.group * width;
-        let (mut scratch, rest) = self.worker(workers, worker);
+        let states = tile.rows(self) * width;
+        let (mut scratch, rest) = self.worker(team, worker);
         let (part, run) = rest.split_at_mut(rest.len() / 2);
         let (part, run) = (&mut part[..states], &mut run[..states]);
         run.chunks_exact_mut(width).for_each(clear);
+        tile.queries(self, &mut scratch);
         for split in tile.splits(self) {
             tile.split(self, split, &mut scratch, part);
             for (run, part) in run.chunks_exact_mut(width).zip(part.chunks_exact(width)) {
@@ -171,78 +182,46 @@ impl Call<'_> {
             }
         }
         for (r, state) in run.chunks_exact(width).enumerate() {
-            self.finish(
-                tile.token(self, r / self.group),
-                tile.kv_head * self.group + r % self.group,
-                state,
-                out,
-            );
+            self.finish(tile.place(self, r), state, team);
         }
     }
 
-    /// Few queries, many keys: pieces of few tokens, the splits of each shared out.
-    fn by_splits(
-        &self,
-        pool: &Pool,
-        workers: &UnsafeSlice<'_, f32>,
-        states: &mut [f32],
-        out: &UnsafeSlice<'_, f32>,
-    ) {
-        let (kv_heads, width) = (self.params.kv_heads, self.params.v_head_size + 2);
-        for (sequence, span) in self.batch.spans().iter().enumerate() {
-            let mut first = 0;
-            while first < span.len {
-                let one = Tile { sequence, first, tokens: 1, kv_head: 0 };
-                // A later token of the piece adds at most one split.
-                let splits = one.splits(self).len() + 1;
-                let fit = states.len() / (self.params.heads * splits * width);
-                let tokens = fit.min(tile_tokens(self.group)).min(SPLIT).min(span.len - first).max(1);
-                let piece = Tile { tokens, ..one };
-                let splits = piece.splits(self);
-                let rows = tokens * self.group;
-                let shared = UnsafeSlice::new(states);
-                pool.for_each_dynamic_on(kv_heads * splits.len(), &|worker, i| {
-                    let tile = Tile { kv_head: i / splits.len(), ..piece };
-                    let (mut scratch, _) = self.worker(workers, worker);
-                    // SAFETY: task i has block i of the states to itself.
-                    let part = unsafe { shared.range(i * rows * width..(i + 1) * rows * width) };
-                    tile.split(self, splits.start + i % splits.len(), &mut scratch, part);
-                });
-                let tasks = pool.split(kv_heads * rows, 1);
-                pool.run(&|worker| {
-                    let (_, own) = self.worker(workers, worker);
-                    let run = &mut own[..width];
-                    for i in tasks.range(worker) {
-                        let (kv_head, r) = (i / rows, i % rows);
-                        clear(run);
-                        for block in kv_head * splits.len()..(kv_head + 1) * splits.len() {
-                            (self.micro.merge)(run, &states[(block * rows + r) * width..][..width]);
-                        }
-                        let token = piece.token(self, r / self.group);
-                        self.finish(token, kv_head * self.group + r % self.group, run, out);
-                    }
-                });
-                first += tokens;
-            }
-        }
-    }
-
-    /// The buffers of a worker: for a split, and for states.
-    fn worker<'s>(&self, workers: &UnsafeSlice<'s, f32>, worker: usize) -> (SplitScratch<'s>, &'s mut [f32]) {
+    /// The buffers of a worker: for a tile, and for states.
+    pub(super) fn worker<'s>(&self, team: &Team<'s>, worker: usize) -> (TileScratch<'s>, &'s mut [f32]) {
         let len = worker_scratch(&self.params, self.group);
         // SAFETY: a worker number is in use by one thread at a time, and each has its own part.
-        let own = unsafe { workers.range(worker * len..(worker + 1) * len) };
-        let (scores, rest) = own.split_at_mut(tile_tokens(self.group) * self.group * SPLIT);
-        let (run, states) =
-            rest.split_at_mut(KvStore::read_scratch(self.params.k_head_size.max(self.params.v_head_size)));
-        (SplitScratch { scores, run }, states)
+        let own = unsafe { team.workers.range(worker * len..(worker + 1) * len) };
+        let rows = worker_rows(self.group);
+        let (q, rest) = own.split_at_mut(rows * self.params.k_head_size.next_multiple_of(PAD));
+        let (scores, states) = rest.split_at_mut(rows * SPLIT);
+        (TileScratch { q, scores }, states)
     }
 
-    fn finish(&self, token: usize, head: usize, state: &[f32], out: &UnsafeSlice<'_, f32>) {
+    pub(super) fn finish(&self, (token, head): (usize, usize), state: &[f32], team: &Team<'_>) {
         let d = self.params.v_head_size;
         let start = (token * self.params.heads + head) * d;
         // SAFETY: each (token, head) is finished once, by one worker.
-        let out = unsafe { out.range(start..start + d) };
-        (self.micro.finish)(state, self.sink.of(head), out);
+        let out = unsafe { team.out.range(start..start + d) };
+        let scales = self.values.scales();
+        let scales = scales.head(head / self.group, d);
+        (self.micro.finish)(state, self.sink.of(head), scales, out);
+    }
+}
+
+/// Who works on a call, where it writes, and its buffers.
+pub(super) struct Team<'s> {
+    /// None: the caller alone.
+    pub(super) pool: Option<&'s Pool>,
+    workers: UnsafeSlice<'s, f32>,
+    out: UnsafeSlice<'s, f32>,
+}
+
+impl Team<'_> {
+    /// Calls `f(worker, i)` for each `i` in `0 .. n`; workers take the next one as they become free.
+    pub(super) fn each(&self, n: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        match self.pool {
+            Some(pool) => pool.for_each_dynamic_on(n, f),
+            None => (0..n).for_each(|i| f(0, i)),
+        }
     }
 }

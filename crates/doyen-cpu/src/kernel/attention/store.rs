@@ -1,18 +1,17 @@
-//! The pages of one layer's keys or values: layout, stored formats, append and read.
+//! The pages of one layer's keys or values: layout, stored types, append and read.
 //!
 //! A store is `[page][kv head][slot][channel]`. Coded stores hold the codes of contract section 3.1, "KV quantization":
-//! int8, or 4-bit codes plus 8 with the even channel in the low nibble; they are quantized on append and dequantized
-//! on read, a run of rows at a time. Which page holds which position is the batch's business.
+//! int8, or 4-bit codes plus 8 with the even channel in the low nibble. Rows are narrowed on append (`narrow`) and
+//! widened in registers by the loops that read them. Which page holds which position is the batch's business.
 
 use super::{
-    Attention, SPLIT,
-    params::{AttentionError, Batch, Rows},
+    Attention,
+    params::{AttentionError, Batch, Rows, Run},
 };
 use crate::{
-    kernel::{multiversion::multiversion, rows::for_rows},
+    kernel::rows::for_rows,
     pool::{Pool, UnsafeSlice},
 };
-use std::ops::Range;
 
 /// Extents of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,26 +39,45 @@ impl KvLayout {
     }
 }
 
-/// Width of a code.
+/// How the numbers of a store are stored, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvCodec {
-    /// `[-128, 127]`, one per byte.
+pub enum KvType {
+    /// As they are.
+    F32,
+    /// Rounded to nearest, ties to even; saturating at 65504.
+    F16,
+    /// Rounded to nearest, ties to even.
+    BF16,
+    /// Codes in `[-128, 127]`, one per byte.
     Int8,
-    /// `[-8, 7]` stored as code plus 8, two per byte, even channel in the low nibble.
+    /// Codes in `[-8, 7]` stored as code plus 8, two per byte, even channel in the low nibble.
     Int4,
 }
 
-impl KvCodec {
+impl KvType {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
     /// Bytes of a row of `head_size` channels.
     pub const fn row_bytes(self, head_size: usize) -> usize {
         match self {
+            Self::F32 => 4 * head_size,
+            Self::F16 | Self::BF16 => 2 * head_size,
             Self::Int8 => head_size,
             Self::Int4 => head_size / 2,
         }
     }
 }
 
-/// Scales of a coded store.
+/// Scales of a coded store; other stores have `Tensor(1.0)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KvScales<'a> {
     /// One for all.
@@ -69,7 +87,7 @@ pub enum KvScales<'a> {
 }
 
 impl KvScales<'_> {
-    fn head(&self, head: usize, head_size: usize) -> KvScales<'_> {
+    pub(super) fn head(&self, head: usize, head_size: usize) -> KvScales<'_> {
         match self {
             Self::Tensor(s) => KvScales::Tensor(*s),
             Self::Channel(all) => KvScales::Channel(&all[head * head_size..][..head_size]),
@@ -77,17 +95,12 @@ impl KvScales<'_> {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Data<F, B> {
-    F32(F),
-    Coded(KvCodec, B),
-}
-
 /// A store to read.
 #[derive(Debug, Clone, Copy)]
 pub struct KvStore<'a> {
     layout: KvLayout,
-    data: Data<&'a [f32], &'a [u8]>,
+    ty: KvType,
+    data: &'a [u8],
     scales: KvScales<'a>,
 }
 
@@ -95,32 +108,24 @@ pub struct KvStore<'a> {
 #[derive(Debug)]
 pub struct KvStoreMut<'a> {
     layout: KvLayout,
-    data: Data<&'a mut [f32], &'a mut [u8]>,
+    ty: KvType,
+    data: &'a mut [u8],
     scales: KvScales<'a>,
 }
 
 impl<'a> KvStore<'a> {
-    /// A store of f32 rows.
+    /// A store over the bytes of all its pages.
     ///
     /// # Errors
-    /// When its size is not that of the layout.
-    pub fn f32(layout: KvLayout, rows: &'a [f32]) -> Result<Self, AttentionError> {
-        check_f32(layout, rows.len())?;
-        Ok(Self { layout, data: Data::F32(rows), scales: KvScales::Tensor(1.0) })
-    }
-
-    /// A store of codes.
-    ///
-    /// # Errors
-    /// When its size or that of the scales is not that of the layout.
-    pub fn coded(
+    /// When the size of the bytes or of the scales is not that of the layout, or the layout not one of the type.
+    pub fn new(
         layout: KvLayout,
-        codec: KvCodec,
-        codes: &'a [u8],
+        ty: KvType,
+        data: &'a [u8],
         scales: KvScales<'a>,
     ) -> Result<Self, AttentionError> {
-        check_coded(layout, codec, codes.len(), scales)?;
-        Ok(Self { layout, data: Data::Coded(codec, codes), scales })
+        check(layout, ty, data.len(), scales)?;
+        Ok(Self { layout, ty, data, scales })
     }
 
     /// The layout.
@@ -128,59 +133,35 @@ impl<'a> KvStore<'a> {
         self.layout
     }
 
-    /// Elements of scratch that [`KvStore::read`] takes.
-    pub(super) fn read_scratch(layout_channels: usize) -> usize {
-        SPLIT * layout_channels
+    /// How numbers are stored.
+    pub const fn ty(&self) -> KvType {
+        self.ty
     }
 
-    /// Rows of `slots` of a page and head as f32: the stored ones, or dequantized into `scratch`.
-    pub(super) fn read<'s>(
-        &self,
-        page: usize,
-        head: usize,
-        slots: Range<usize>,
-        scratch: &'s mut [f32],
-        dequantize: Dequantize,
-    ) -> &'s [f32]
-    where
-        'a: 's,
-    {
-        let d = self.layout.head_size;
-        let (first, n) = (self.layout.row(page, head, slots.start), slots.len());
-        match self.data {
-            Data::F32(rows) => &rows[first * d..][..n * d],
-            Data::Coded(codec, codes) => {
-                let bytes = codec.row_bytes(d);
-                let out = &mut scratch[..n * d];
-                dequantize(codec, &codes[first * bytes..][..n * bytes], self.scales.head(head, d), d, out);
-                out
-            }
-        }
+    pub(super) const fn scales(&self) -> KvScales<'a> {
+        self.scales
+    }
+
+    /// The rows of a run and head, as stored.
+    pub(super) fn rows(&self, run: &Run, head: usize) -> &'a [u8] {
+        let bytes = self.ty.row_bytes(self.layout.head_size);
+        &self.data[self.layout.row(run.page, head, run.slot) * bytes..][..run.positions.len() * bytes]
     }
 }
 
 impl<'a> KvStoreMut<'a> {
-    /// A store of f32 rows.
+    /// A store over the bytes of all its pages.
     ///
     /// # Errors
-    /// When its size is not that of the layout.
-    pub fn f32(layout: KvLayout, rows: &'a mut [f32]) -> Result<Self, AttentionError> {
-        check_f32(layout, rows.len())?;
-        Ok(Self { layout, data: Data::F32(rows), scales: KvScales::Tensor(1.0) })
-    }
-
-    /// A store of codes.
-    ///
-    /// # Errors
-    /// When its size or that of the scales is not that of the layout.
-    pub fn coded(
+    /// As [`KvStore::new`].
+    pub fn new(
         layout: KvLayout,
-        codec: KvCodec,
-        codes: &'a mut [u8],
+        ty: KvType,
+        data: &'a mut [u8],
         scales: KvScales<'a>,
     ) -> Result<Self, AttentionError> {
-        check_coded(layout, codec, codes.len(), scales)?;
-        Ok(Self { layout, data: Data::Coded(codec, codes), scales })
+        check(layout, ty, data.len(), scales)?;
+        Ok(Self { layout, ty, data, scales })
     }
 
     /// Writes the step's new rows `x [tokens, kv_heads * head_size]` to the positions after each sequence's past.
@@ -190,25 +171,14 @@ impl<'a> KvStoreMut<'a> {
     pub fn append(&mut self, kernels: &Attention, pool: &Pool, x: Rows<'_>, batch: &Batch<'_>) {
         let layout = self.layout;
         assert_eq!((batch.pages(), batch.page_size()), (layout.pages, layout.page_size), "the batch's pages");
-        let (d, scales) = (layout.head_size, self.scales);
-        match &mut self.data {
-            Data::F32(rows) => {
-                let rows = UnsafeSlice::new(rows);
-                each_new_row(pool, layout, batch, &|t, head, row| {
-                    // SAFETY: the row belongs to `head`, which one worker has to itself.
-                    unsafe { rows.range(row * d..(row + 1) * d) }.copy_from_slice(x.part(t, head * d, d));
-                });
-            }
-            Data::Coded(codec, codes) => {
-                let (codec, bytes) = (*codec, codec.row_bytes(d));
-                let codes = UnsafeSlice::new(codes);
-                each_new_row(pool, layout, batch, &|t, head, row| {
-                    // SAFETY: the row belongs to `head`, which one worker has to itself.
-                    let out = unsafe { codes.range(row * bytes..(row + 1) * bytes) };
-                    (kernels.micro.quantize)(codec, x.part(t, head * d, d), scales.head(head, d), out);
-                });
-            }
-        }
+        let (d, ty, scales) = (layout.head_size, self.ty, self.scales);
+        let bytes = ty.row_bytes(d);
+        let data = UnsafeSlice::new(self.data);
+        each_new_row(pool, layout, batch, &|t, head, row| {
+            // SAFETY: the row belongs to `head`, which one worker has to itself.
+            let out = unsafe { data.range(row * bytes..(row + 1) * bytes) };
+            (kernels.narrow)(ty, x.part(t, head * d, d), scales.head(head, d), out);
+        });
     }
 }
 
@@ -227,97 +197,19 @@ fn each_new_row(pool: &Pool, layout: KvLayout, batch: &Batch<'_>, f: &(dyn Fn(us
     });
 }
 
-fn check_f32(layout: KvLayout, found: usize) -> Result<(), AttentionError> {
-    check_page_size(layout)?;
-    check_size("pages", found, layout.rows() * layout.head_size)
-}
-
-fn check_coded(
-    layout: KvLayout,
-    codec: KvCodec,
-    found: usize,
-    scales: KvScales<'_>,
-) -> Result<(), AttentionError> {
-    check_page_size(layout)?;
-    if codec == KvCodec::Int4 && !layout.head_size.is_multiple_of(2) {
+fn check(layout: KvLayout, ty: KvType, found: usize, scales: KvScales<'_>) -> Result<(), AttentionError> {
+    if !layout.page_size.is_power_of_two() {
+        return Err(AttentionError::PageSize(layout.page_size));
+    }
+    if ty == KvType::Int4 && !layout.head_size.is_multiple_of(2) {
         return Err(AttentionError::OddHead(layout.head_size));
     }
     if let KvScales::Channel(scales) = scales {
         check_size("scales", scales.len(), layout.kv_heads * layout.head_size)?;
     }
-    check_size("pages", found, layout.rows() * codec.row_bytes(layout.head_size))
-}
-
-fn check_page_size(layout: KvLayout) -> Result<(), AttentionError> {
-    if layout.page_size.is_power_of_two() { Ok(()) } else { Err(AttentionError::PageSize(layout.page_size)) }
+    check_size("pages", found, layout.rows() * ty.row_bytes(layout.head_size))
 }
 
 fn check_size(what: &'static str, found: usize, expected: usize) -> Result<(), AttentionError> {
     if found == expected { Ok(()) } else { Err(AttentionError::Size { what, found, expected }) }
-}
-
-/// `dequantize(codec, codes, scales of the head, head_size, out)`.
-pub(super) type Dequantize = fn(KvCodec, &[u8], KvScales<'_>, usize, &mut [f32]);
-/// `quantize(codec, x, scales of the head, codes)`, one row.
-pub(super) type Quantize = fn(KvCodec, &[f32], KvScales<'_>, &mut [u8]);
-
-multiversion! {
-    pub(super) fn dequantize(codec: KvCodec, codes: &[u8], scales: KvScales<'_>, d: usize, out: &mut [f32])
-        = dequantize_body;
-}
-multiversion! {
-    pub(super) fn quantize(codec: KvCodec, x: &[f32], scales: KvScales<'_>, codes: &mut [u8]) = quantize_body;
-}
-
-#[inline(always)]
-fn dequantize_body<const FMA: bool>(
-    codec: KvCodec,
-    codes: &[u8],
-    scales: KvScales<'_>,
-    d: usize,
-    out: &mut [f32],
-) {
-    match codec {
-        KvCodec::Int8 => {
-            for (o, &c) in out.iter_mut().zip(codes) {
-                *o = f32::from(c as i8);
-            }
-        }
-        KvCodec::Int4 => {
-            for (o, &c) in out.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-                *o = [f32::from(i16::from(c & 15) - 8), f32::from(i16::from(c >> 4) - 8)];
-            }
-        }
-    }
-    match scales {
-        KvScales::Tensor(s) => out.iter_mut().for_each(|o| *o *= s),
-        KvScales::Channel(s) => {
-            for row in out.chunks_exact_mut(d.max(1)) {
-                row.iter_mut().zip(s).for_each(|(o, s)| *o *= s);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn quantize_body<const FMA: bool>(codec: KvCodec, x: &[f32], scales: KvScales<'_>, codes: &mut [u8]) {
-    let scale = |i: usize| match scales {
-        KvScales::Tensor(s) => s,
-        KvScales::Channel(s) => s[i],
-    };
-    // The cast of NaN is 0.
-    let code = |i: usize, lo: f32, hi: f32| (x[i] / scale(i)).round_ties_even().clamp(lo, hi) as i8;
-    match codec {
-        KvCodec::Int8 => {
-            for (i, c) in codes.iter_mut().enumerate() {
-                *c = code(i, -128.0, 127.0) as u8;
-            }
-        }
-        KvCodec::Int4 => {
-            for (i, c) in codes.iter_mut().enumerate() {
-                let nibble = |i| (code(i, -8.0, 7.0) + 8) as u8;
-                *c = nibble(2 * i) | nibble(2 * i + 1) << 4;
-            }
-        }
-    }
 }

@@ -15,7 +15,8 @@ fn pool(threads: usize) -> Pool {
 struct Model {
     params: AttentionParams,
     page_size: usize,
-    coded: Option<(KvCodec, bool)>,
+    ty: KvType,
+    per_channel: bool,
     sink: u8,
     bias: bool,
 }
@@ -45,15 +46,24 @@ impl Model {
     }
 
     fn scales(&self, salt: u64, d: usize) -> Vec<f32> {
-        let step = if matches!(self.coded, Some((KvCodec::Int4, _))) { 0.12 } else { 0.007 };
+        let step = match self.ty {
+            KvType::Int8 => 0.007,
+            KvType::Int4 => 0.12,
+            _ => return vec![1.0; self.params.kv_heads * d],
+        };
         noise(salt, self.params.kv_heads * d).iter().map(|v| step * (1.0 + 0.3 * v)).collect()
     }
 
     /// What the cache gives back for `x` at `channel` of `head`.
     fn stored(&self, x: f32, scales: &[f32], at: usize) -> f64 {
-        let Some((codec, per_channel)) = self.coded else { return f64::from(x) };
-        let scale = scales[if per_channel { at } else { 0 }];
-        let (lo, hi) = if codec == KvCodec::Int8 { (-128.0, 127.0) } else { (-8.0, 7.0) };
+        let (lo, hi) = match self.ty {
+            KvType::F32 => return f64::from(x),
+            KvType::F16 => return half::f16::from_f32(x).to_f64(),
+            KvType::BF16 => return half::bf16::from_f32(x).to_f64(),
+            KvType::Int8 => (-128.0, 127.0),
+            KvType::Int4 => (-8.0, 7.0),
+        };
+        let scale = scales[if self.per_channel { at } else { 0 }];
         f64::from((x / scale).round_ties_even().clamp(lo, hi)) * f64::from(scale)
     }
 
@@ -196,47 +206,34 @@ fn gcd(a: usize, b: usize) -> usize {
 /// Storage of one layer's keys or values.
 struct Pages {
     layout: KvLayout,
-    floats: Vec<f32>,
-    codes: Vec<u8>,
+    ty: KvType,
+    data: Vec<u8>,
     scales: Vec<f32>,
-    coded: Option<(KvCodec, bool)>,
+    per_channel: bool,
 }
 
 impl Pages {
     fn new(model: &Model, pages: usize, head_size: usize, salt: u64) -> Self {
         let layout =
             KvLayout { pages, kv_heads: model.params.kv_heads, page_size: model.page_size, head_size };
-        let (floats, codes) = match model.coded {
-            None => (vec![f32::NAN; layout.rows() * head_size], Vec::new()),
-            Some((codec, _)) => (Vec::new(), vec![0xa5; layout.rows() * codec.row_bytes(head_size)]),
-        };
-        Self { layout, floats, codes, scales: model.scales(salt, head_size), coded: model.coded }
-    }
-
-    fn scales(&self) -> KvScales<'_> {
-        match self.coded {
-            Some((_, true)) => KvScales::Channel(&self.scales),
-            _ => KvScales::Tensor(self.scales[0]),
-        }
+        // NaN in every float type.
+        let data = vec![0xff; layout.rows() * model.ty.row_bytes(head_size)];
+        let (ty, per_channel) = (model.ty, model.per_channel);
+        Self { layout, ty, data, scales: model.scales(salt, head_size), per_channel }
     }
 
     fn read(&self) -> KvStore<'_> {
-        match self.coded {
-            None => KvStore::f32(self.layout, &self.floats).unwrap(),
-            Some((codec, _)) => KvStore::coded(self.layout, codec, &self.codes, self.scales()).unwrap(),
-        }
+        KvStore::new(self.layout, self.ty, &self.data, scales(&self.scales, self.per_channel)).unwrap()
     }
 
     fn write(&mut self) -> KvStoreMut<'_> {
-        let scales = match self.coded {
-            Some((_, true)) => KvScales::Channel(&self.scales),
-            _ => KvScales::Tensor(self.scales[0]),
-        };
-        match self.coded {
-            None => KvStoreMut::f32(self.layout, &mut self.floats).unwrap(),
-            Some((codec, _)) => KvStoreMut::coded(self.layout, codec, &mut self.codes, scales).unwrap(),
-        }
+        let scales = scales(&self.scales, self.per_channel);
+        KvStoreMut::new(self.layout, self.ty, &mut self.data, scales).unwrap()
     }
+}
+
+fn scales(all: &[f32], per_channel: bool) -> KvScales<'_> {
+    if per_channel { KvScales::Channel(all) } else { KvScales::Tensor(all[0]) }
 }
 
 fn params(heads: usize, kv_heads: usize, dk: usize, dv: usize) -> AttentionParams {
@@ -252,22 +249,25 @@ fn params(heads: usize, kv_heads: usize, dk: usize, dv: usize) -> AttentionParam
     }
 }
 
+/// Group sizes of one register tile and of several; head sizes of whole vectors of 8, of 16, and others.
 fn models() -> impl Strategy<Value = Model> {
-    let heads = (1usize..4, 1usize..4);
-    let sizes = (prop_oneof![1usize..20, Just(32), Just(72)], prop_oneof![1usize..20, Just(32), Just(100)]);
+    let heads = (1usize..3, prop_oneof![1usize..6, Just(9)]);
+    let size = || prop_oneof![1usize..20, Just(32), Just(64), Just(72), Just(100)];
     let window = prop_oneof![Just(None), (1usize..40).prop_map(Some), (250usize..300).prop_map(Some)];
-    let coded = prop_oneof![
-        3 => Just(None),
-        1 => any::<bool>().prop_map(|c| Some((KvCodec::Int8, c))),
-        1 => any::<bool>().prop_map(|c| Some((KvCodec::Int4, c))),
+    let ty = prop_oneof![
+        2 => Just(KvType::F32),
+        1 => Just(KvType::F16),
+        1 => Just(KvType::BF16),
+        1 => Just(KvType::Int8),
+        1 => Just(KvType::Int4),
     ];
-    (heads, sizes, window, coded, 0u32..7, 0u8..3, any::<[bool; 2]>()).prop_map(
-        |((kv_heads, group), (dk, dv), window, coded, page, sink, [softcap, bias])| {
-            let even = |d: usize| if coded.is_some() { d.next_multiple_of(2) } else { d };
+    (heads, (size(), size()), window, ty, 0u32..7, 0u8..3, any::<[bool; 3]>()).prop_map(
+        |((kv_heads, group), (dk, dv), window, ty, page, sink, [softcap, bias, per_channel])| {
+            let even = |d: usize| if ty == KvType::Int4 { d.next_multiple_of(2) } else { d };
             let mut params = params(kv_heads * group, kv_heads, even(dk), even(dv));
             params.window = window;
             params.softcap = if softcap { 1.5 } else { 0.0 };
-            Model { params, page_size: 1 << page, coded, sink, bias }
+            Model { params, page_size: 1 << page, ty, per_channel, sink, bias }
         },
     )
 }
@@ -333,7 +333,14 @@ proptest! {
 /// Every plan of the scheduler, on work large enough to reach the pool.
 #[test]
 fn bits_do_not_depend_on_the_plan() {
-    let model = Model { params: params(8, 2, 64, 48), page_size: 32, coded: None, sink: 2, bias: false };
+    let model = Model {
+        params: params(8, 2, 64, 48),
+        page_size: 32,
+        ty: KvType::F32,
+        per_channel: false,
+        sink: 2,
+        bias: false,
+    };
     let sequences = [model.sequence(1, 600), model.sequence(2, 300)];
     let steps: Vec<Vec<(usize, usize)>> = vec![
         vec![(0, 590), (1, 250)],
@@ -357,7 +364,7 @@ fn bits_do_not_depend_on_the_plan() {
 fn without_causality_every_query_sees_the_whole_sequence() {
     let mut params = params(4, 2, 16, 16);
     params.causal = false;
-    let model = Model { params, page_size: 8, coded: None, sink: 0, bias: true };
+    let model = Model { params, page_size: 8, ty: KvType::F16, per_channel: false, sink: 0, bias: true };
     let sequences = [model.sequence(3, 40), model.sequence(4, 300)];
     for isa in Isa::all() {
         let out = model.play(isa, &pool(2), &sequences, &[vec![(0, 40), (1, 300)]]);
@@ -382,19 +389,14 @@ fn codes_are_those_of_the_contract() {
     for isa in Isa::all() {
         let kernels = Attention::new(isa);
         let mut codes = [0; 4];
-        let mut store =
-            KvStoreMut::coded(layout, KvCodec::Int8, &mut codes, KvScales::Channel(&[0.5, 0.5, 0.01, 0.01]))
-                .unwrap();
+        let scales = KvScales::Channel(&[0.5, 0.5, 0.01, 0.01]);
+        let mut store = KvStoreMut::new(layout, KvType::Int8, &mut codes, scales).unwrap();
         store.append(&kernels, &pool(1), Rows::new(&x, 4), &batch);
         // 0.5 and -1.5 round to even.
         assert_eq!(codes.map(|c| c as i8), [0, -2, 127, -128]);
         let mut codes = [0; 2];
-        KvStoreMut::coded(layout, KvCodec::Int4, &mut codes, KvScales::Tensor(0.25)).unwrap().append(
-            &kernels,
-            &pool(1),
-            Rows::new(&x, 4),
-            &batch,
-        );
+        let mut store = KvStoreMut::new(layout, KvType::Int4, &mut codes, KvScales::Tensor(0.25)).unwrap();
+        store.append(&kernels, &pool(1), Rows::new(&x, 4), &batch);
         // 1, -3, 7, -8, plus 8; the even channel in the low nibble.
         assert_eq!(codes, [0x59, 0x0f]);
     }
@@ -433,7 +435,36 @@ fn wrong_batches_are_refused() {
     assert_eq!(Batch::new(&[], &table(&[]), 3, 1, None).unwrap_err(), AttentionError::PageSize(3));
     assert_eq!(params(3, 2, 4, 4).group(), Err(AttentionError::Heads { heads: 3, kv_heads: 2 }));
     let layout = KvLayout { pages: 1, kv_heads: 1, page_size: 1, head_size: 3 };
-    assert!(KvStore::f32(layout, &[0.0; 4]).is_err());
-    assert!(KvStore::coded(layout, KvCodec::Int4, &[0; 1], KvScales::Tensor(1.0)).is_err());
-    assert!(KvStore::coded(layout, KvCodec::Int8, &[0; 3], KvScales::Channel(&[1.0])).is_err());
+    let store = |ty, bytes, scales| KvStore::new(layout, ty, &[0; 16][..bytes], scales).map(|s| s.ty());
+    assert_eq!(store(KvType::F32, 12, KvScales::Tensor(1.0)), Ok(KvType::F32));
+    assert!(store(KvType::F32, 16, KvScales::Tensor(1.0)).is_err());
+    assert_eq!(store(KvType::Int4, 1, KvScales::Tensor(1.0)), Err(AttentionError::OddHead(3)));
+    assert!(store(KvType::Int8, 3, KvScales::Channel(&[1.0])).is_err());
+}
+
+/// What a later token brings, NaN and infinities included, does not reach the queries before it; what is out of the
+/// window does not come back.
+#[test]
+fn hostile_tokens_stay_where_they_are_seen() {
+    let mut params = params(6, 2, 48, 40);
+    params.window = Some(30);
+    for ty in [KvType::F32, KvType::BF16] {
+        let model = Model { params, page_size: 16, ty, per_channel: false, sink: 1, bias: false };
+        let clean = [model.sequence(5, 300)];
+        let mut hostile = [model.sequence(5, 300)];
+        let at = 150;
+        for (x, width) in [(&mut hostile[0].k, 2 * 48), (&mut hostile[0].v, 2 * 40)] {
+            x[at * width..(at + 1) * width].fill(f32::NAN);
+            x[at * width] = f32::INFINITY;
+        }
+        for isa in Isa::all() {
+            let steps = [vec![(0, 170)], vec![(0, 130)]];
+            let play = |s: &[Sequence; 1]| model.play(isa, &pool(2), s, &steps).remove(0);
+            let (good, bad) = (play(&clean), play(&hostile));
+            let width = 6 * 40;
+            assert_eq!(good[..at * width], bad[..at * width]);
+            assert!(bad[at * width..(at + 30) * width].iter().any(|v| v.is_nan()));
+            assert_eq!(good[(at + 30) * width..], bad[(at + 30) * width..]);
+        }
+    }
 }
