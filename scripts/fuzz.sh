@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:-60}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(onnx_decode manifest safetensors_header chat_template)
+[ ${#targets[@]} -gt 0 ] || targets=(onnx_decode manifest safetensors_header gguf chat_template)
 shared=${DOYEN_SHARED:-../shared}
 host=$(rustc -vV | sed -n 's/^host: //p')
 built=${CARGO_TARGET_DIR:-fuzz/target}/fuzz
@@ -24,6 +24,7 @@ for target in "${targets[@]}"; do
     corpus=fuzz/corpus/$target
     mkdir -p "$corpus" "fuzz/artifacts/$target"
     seeds=()
+    [ "$target" != gguf ] || cp crates/doyen-convert/tests/data/*.gguf "$corpus"
     if [ -d "$shared" ]; then
         case $target in
         onnx_decode) seeds=("$shared/conformance/cases") ;;

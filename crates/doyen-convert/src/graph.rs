@@ -33,7 +33,7 @@ pub(crate) fn assemble(
     let layers = options.resolve(config.layers.len())?;
     let mut b = Builder {
         graph: Graph::new("decoder", OPSETS),
-        store: Store::default(),
+        store: Store::reporting(checkpoint.is_renamed()),
         checkpoint,
         config,
         dtype: options.dtype,
@@ -69,6 +69,7 @@ pub(crate) fn assemble(
         architecture: config.architecture.clone(),
         parts: store.parts.clone(),
         data_file: ByteCount(store.file_bytes()),
+        fates: Vec::new(),
         notices,
     };
     Ok(Plan { graph, store, report })

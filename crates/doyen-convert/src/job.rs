@@ -5,7 +5,8 @@
 
 use crate::{
     ConvertError,
-    quant::{Layout, QuantSpec, narrow},
+    quant::{CodeRows, Deviation, Layout, Packed, QuantSpec, ScaleOverflow, ZeroPointKind, narrow},
+    report::{Form, Origin, Part},
     source::Weight,
 };
 use doyen_tensor::FloatType;
@@ -25,18 +26,46 @@ pub(crate) enum Rows {
 /// What becomes of the rows, and where the results go in the data file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Sink {
-    Float { ty: FloatType, at: u64 },
-    Quantized { spec: QuantSpec, layout: Layout, codes: u64, scales: u64, zero_points: Option<u64> },
+    Float {
+        ty: FloatType,
+        at: u64,
+    },
+    Quantized {
+        spec: QuantSpec,
+        made: Made,
+        layout: Layout,
+        codes: u64,
+        scales: u64,
+        zero_points: Option<u64>,
+    },
+}
+
+/// Where codes come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// Values are rounded to the nearest code.
+    Rounded,
+    /// The source's codes are kept.
+    Carried,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub rows: Rows,
     pub sink: Sink,
+    /// The part of the model, where the report says what became of its tensors.
+    pub reported: Option<Part>,
 }
 
 /// Bytes and the file offset they belong at.
 pub(crate) type Placed = (u64, Vec<u8>);
+
+/// A chunk's results.
+#[derive(Debug, Default)]
+pub(crate) struct Chunk {
+    pub placed: Vec<Placed>,
+    pub deviation: Deviation,
+}
 
 /// Chunks start at multiples of this many rows: eight 2-bit zero points packed across rows fill two whole bytes, and
 /// interleaved rows stay in pairs.
@@ -106,6 +135,31 @@ impl Rows {
         Ok(out)
     }
 
+    /// The source's codes, in the order of the rows.
+    fn read_codes(&self, rows: Range<usize>) -> Result<Option<CodeRows>, ConvertError> {
+        let Some(kind) = self.weights().find_map(|w| w.dtype().codes()) else { return Ok(None) };
+        let cols = self.cols();
+        let unpacked = match self {
+            Self::Tensor(w) => w.read_codes(rows)?,
+            Self::Interleaved(a, b) => {
+                let pairs = rows.start / 2..rows.end / 2;
+                a.read_codes(pairs.clone())?.interleaved(&b.read_codes(pairs)?, (cols, cols / kind.group))
+            }
+            Self::Rotary { .. } => return Ok(None),
+        };
+        Ok(Some(CodeRows { kind, cols, unpacked }))
+    }
+
+    /// The tensors of the checkpoint that are read.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weight> {
+        let (a, b) = match self {
+            Self::Tensor(w) => (Some(w), None),
+            Self::Interleaved(a, b) => (Some(a), Some(b)),
+            Self::Rotary { .. } => (None, None),
+        };
+        a.into_iter().chain(b)
+    }
+
     /// The tensor that row `row` came from, and the row's number there.
     fn origin(&self, row: usize) -> (&str, usize) {
         match self {
@@ -123,23 +177,46 @@ impl Job {
         (0..rows).step_by(step).map(move |start| start..(start + step).min(rows))
     }
 
+    /// What the report says of the rows: the types they come in, and what they become.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        let part = self.reported?;
+        let mut types: Vec<String> = self.rows.weights().map(|w| w.dtype().to_string()).collect();
+        types.dedup();
+        let form = match self.sink {
+            Sink::Float { ty, .. } => Form::Float(ty),
+            Sink::Quantized { spec, made, .. } => Form::Codes {
+                carried: made == Made::Carried,
+                bits: spec.bits,
+                block: spec.block,
+                zero_points: spec.zero_points,
+            },
+        };
+        (!types.is_empty()).then(|| Origin { part, from: types.join(" and "), form })
+    }
+
     /// Reads and converts a chunk.
-    pub(crate) fn run(&self, rows: Range<usize>) -> Result<Vec<Placed>, ConvertError> {
+    pub(crate) fn run(&self, rows: Range<usize>) -> Result<Chunk, ConvertError> {
         let cols = self.rows.cols();
         let start = rows.start;
-        let values = self.rows.read(rows)?;
-        match self.sink {
+        let mut deviation = Deviation::default();
+        let placed = match self.sink {
             Sink::Float { ty, at } => {
+                let values = self.rows.read(rows)?;
                 let mut out = Vec::with_capacity(values.len() * ty.size());
                 narrow(ty, &values, &mut out).map_err(|i| {
                     let (name, row) = self.rows.origin(start + i / cols);
                     let (value, col) = (values[i], i % cols);
                     overflow(name, &format!("{value} at [{row},{col}]"), ty)
                 })?;
-                Ok(vec![(at + (start * cols * ty.size()) as u64, out)])
+                if self.reported.is_some() {
+                    for &v in &values {
+                        deviation.add(f64::from(v), f64::from(ty.round(v)));
+                    }
+                }
+                vec![(at + (start * cols * ty.size()) as u64, out)]
             }
-            Sink::Quantized { spec, layout, codes, scales, zero_points } => {
-                let packed = spec.pack(&values, cols, layout).map_err(|e| {
+            Sink::Quantized { spec, made, layout, codes, scales, zero_points } => {
+                let packed = self.codes(rows, &spec, made, layout, &mut deviation)?.map_err(|e| {
                     let (name, row) = self.rows.origin(start + e.row);
                     overflow(name, &format!("the scale {} of row {row}", e.scale), spec.scale_type)
                 })?;
@@ -148,13 +225,32 @@ impl Job {
                     (codes + (start * spec.code_row_bytes(cols, layout)) as u64, packed.codes),
                     (scales + (start * row_scales) as u64, packed.scales),
                 ];
-                if let Some(at) = zero_points {
+                if let Some(at) = zero_points.filter(|_| spec.zero_points != ZeroPointKind::Implied) {
                     let before = spec.zero_point_bytes(start, cols, layout) as u64;
                     out.push((at + before, packed.zero_points));
                 }
-                Ok(out)
+                out
             }
+        };
+        Ok(Chunk { placed, deviation })
+    }
+
+    fn codes(
+        &self,
+        rows: Range<usize>,
+        spec: &QuantSpec,
+        made: Made,
+        layout: Layout,
+        deviation: &mut Deviation,
+    ) -> Result<Result<Packed, ScaleOverflow>, ConvertError> {
+        if made == Made::Carried
+            && let Some(codes) = self.rows.read_codes(rows.clone())?
+        {
+            return Ok(spec.carry(&codes, layout, deviation));
         }
+        let values = self.rows.read(rows)?;
+        let measured = self.reported.is_some().then_some(deviation);
+        Ok(spec.pack(&values, self.rows.cols(), layout, measured))
     }
 }
 

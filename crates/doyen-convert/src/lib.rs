@@ -1,11 +1,12 @@
 //! Checkpoints to quantized ONNX packages.
 //!
-//! [`convert`] reads a Hugging Face checkpoint folder and writes a package: `model.onnx` with its weights in
-//! `model.onnx.data`, `genai_config.json`, and the tokenizer's files.
+//! [`Input`] opens a Hugging Face checkpoint folder or GGUF files, [`convert`] writes a package: `model.onnx` with its
+//! weights in `model.onnx.data`, `genai_config.json`, and the tokenizer's files.
 //!
 //! | module | what lives there |
 //! |---|---|
 //! | [`source`] | safetensors files: mapped, checked, read a few rows at a time |
+//! | [`gguf`] | GGUF files: container, block formats, names, configuration, tokenizer |
 //! | [`config`] | `config.json` as a typed description of a decoder |
 //! | [`options`] | which weight gets which width |
 //! | `blocks` | one recipe per building block: nodes, and the tensors they need |
@@ -22,7 +23,9 @@
 mod blocks;
 pub mod config;
 mod error;
+pub mod gguf;
 mod graph;
+mod input;
 mod job;
 mod manifest;
 pub mod options;
@@ -33,6 +36,7 @@ mod store;
 mod write;
 
 pub use error::ConvertError;
+pub use input::Input;
 pub use options::Options;
 pub use report::{Part, Progress, Report, Silent, Step};
-pub use write::{Target, convert};
+pub use write::{Target, convert, convert_input};

@@ -3,7 +3,7 @@
 use crate::{
     ConvertError,
     config::ModelConfig,
-    options::{ExpertWidths, LayerFormats, Options},
+    options::{ExpertWidths, LayerFormats, Options, TABLE_WIDTH, Width},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeMap, path::Path};
@@ -85,37 +85,49 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
 }
 
 /// What the manifest's form has no place for, as properties of the model: where it comes from and how it is stored.
+/// `kept`: weights without a chosen width are as the source holds them.
 pub(crate) fn metadata(
     config: &ModelConfig,
     options: &Options,
     layers: &[LayerFormats],
+    kept: bool,
 ) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut set = |key: &str, value: String| out.insert(format!("doyen.{key}"), value);
     set("producer_version", env!("CARGO_PKG_VERSION").into());
     set("source.architecture", config.architecture.clone());
     set("dtype", options.dtype.dtype().to_string());
-    set("embed", options.embed.to_string());
-    set("lm_head", options.lm_head.to_string());
-    set("layers", runs(config, layers));
+    let table = |width: Option<Width>| match width {
+        None if kept => KEPT.to_owned(),
+        w => w.unwrap_or(TABLE_WIDTH).to_string(),
+    };
+    set("embed", table(options.embed));
+    set("lm_head", table(options.lm_head));
+    set("layers", runs(config, layers, kept));
     out
 }
 
+/// Stands for a width that nobody chose, of weights that the source holds quantized.
+const KEPT: &str = "kept";
+
 /// Formats of all layers as `--layers` takes them, equal neighbours in one range.
-fn runs(config: &ModelConfig, layers: &[LayerFormats]) -> String {
+fn runs(config: &ModelConfig, layers: &[LayerFormats], kept: bool) -> String {
     let one = |i: usize| {
         let l = &layers[i];
+        let width = |w: Width, asked: bool| if kept && !asked { KEPT.to_owned() } else { w.to_string() };
         let ffn = if config.layers[i].moe {
             let experts = match l.experts {
+                _ if kept && !l.asked.experts => format!("experts={KEPT}"),
                 ExpertWidths::Bits { fc1, fc2 } => format!("fc1={},fc2={}", fc1.get(), fc2.get()),
                 ExpertWidths::Float => "experts=float".into(),
             };
-            format!("{experts},router={}", l.router)
+            format!("{experts},router={}", width(l.router, l.asked.router))
         } else {
-            format!("mlp={}", l.mlp)
+            format!("mlp={}", width(l.mlp, l.asked.mlp))
         };
         let zero_points = if l.zero_points { "on" } else { "off" };
-        format!("{ffn},attention={},block={},zero-points={zero_points}", l.attention, l.block)
+        let attention = width(l.attention, l.asked.attention);
+        format!("{ffn},attention={attention},block={},zero-points={zero_points}", l.block)
     };
     let mut out: Vec<String> = Vec::new();
     let mut start = 0;

@@ -72,6 +72,20 @@ pub struct LayerFormats {
     pub block: Block,
     /// Whether blocks have zero points.
     pub zero_points: bool,
+    /// Which of the widths somebody chose.
+    pub asked: Asked,
+}
+
+/// Which kinds of weights somebody chose a width for. Those are given it even where the source holds them quantized;
+/// others keep the source's codes where a format holds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, clippy::struct_excessive_bools, reason = "one for each kind of weight")]
+pub struct Asked {
+    pub experts: bool,
+    pub mlp: bool,
+    pub shared_experts: bool,
+    pub router: bool,
+    pub attention: bool,
 }
 
 /// One setting of a layer, as `key=value`.
@@ -115,20 +129,22 @@ pub struct LayerOverride {
 pub struct Options {
     /// Settings of all layers, applied over the defaults in order.
     pub settings: Vec<Setting>,
-    /// Token embedding.
-    pub embed: Width,
-    /// Output projection.
-    pub lm_head: Width,
+    /// Token embedding; without a choice the source's codes where a format holds them, else [`TABLE_WIDTH`].
+    pub embed: Option<Width>,
+    /// Output projection, likewise.
+    pub lm_head: Option<Width>,
     /// Float type of the package: activations, scales, norms and float weights.
     pub dtype: FloatType,
     /// Per-layer settings; later ones win.
     pub layers: Vec<LayerOverride>,
 }
 
+/// Width of the embedding and the head where nobody chose one.
+pub const TABLE_WIDTH: Width = Width::Bits(Bits::B8);
+
 impl Default for Options {
     fn default() -> Self {
-        let eight = Width::Bits(Bits::B8);
-        Self { settings: Vec::new(), embed: eight, lm_head: eight, dtype: FloatType::F16, layers: Vec::new() }
+        Self { settings: Vec::new(), embed: None, lm_head: None, dtype: FloatType::F16, layers: Vec::new() }
     }
 }
 
@@ -139,9 +155,11 @@ impl Options {
             Setting::Experts(Width::Float),
             Setting::Mlp(Width::Float),
             Setting::SharedExperts(Width::Float),
+            Setting::Router(Width::Float),
             Setting::Attention(Width::Float),
         ];
-        Self { settings, embed: Width::Float, lm_head: Width::Float, dtype, layers: Vec::new() }
+        let float = Some(Width::Float);
+        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new() }
     }
 
     /// Formats of the model as a whole (embedding and head use its block and zero points).
@@ -208,6 +226,7 @@ impl Default for Draft {
                 attention: Width::Bits(Bits::B8),
                 block: Block::Columns(32),
                 zero_points: true,
+                asked: Asked::default(),
             },
         }
     }
@@ -215,6 +234,15 @@ impl Default for Draft {
 
 impl Draft {
     fn apply(&mut self, setting: Setting) {
+        let asked = &mut self.rest.asked;
+        match setting {
+            Setting::Experts(_) | Setting::Fc1(_) | Setting::Fc2(_) => asked.experts = true,
+            Setting::Mlp(_) => asked.mlp = true,
+            Setting::SharedExperts(_) => asked.shared_experts = true,
+            Setting::Router(_) => asked.router = true,
+            Setting::Attention(_) => asked.attention = true,
+            Setting::Block(_) | Setting::ZeroPoints(_) => {}
+        }
         match setting {
             Setting::Experts(w) => (self.fc1, self.fc2) = (w, w),
             Setting::Fc1(w) => self.fc1 = w,

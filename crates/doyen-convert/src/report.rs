@@ -1,7 +1,11 @@
 //! What a conversion says about itself, while it runs and at the end. Nothing here prints.
 
-use doyen_tensor::ByteCount;
-use std::{collections::BTreeMap, fmt};
+use crate::quant::{Deviation, ZeroPointKind};
+use doyen_tensor::{ByteCount, FloatType, format::Bits};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 /// A part of the model, for the byte table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,7 +72,7 @@ impl Progress for Silent {
 }
 
 /// What was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// Architecture of the checkpoint.
     pub architecture: String,
@@ -76,6 +80,107 @@ pub struct Report {
     pub parts: BTreeMap<Part, ByteCount>,
     /// Size of the data file.
     pub data_file: ByteCount,
+    /// What became of the tensors of a quantized source; nothing for others.
+    pub fates: Vec<Fate>,
     /// Things a user should know: what was left out, what could not be shared, what other runtimes will refuse.
     pub notices: Vec<String>,
+}
+
+/// What became of all tensors of one part and type.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fate {
+    /// Which tensors, and what they became.
+    pub origin: Origin,
+    /// How many there are.
+    pub tensors: usize,
+    /// How far their values are from the source's.
+    pub deviation: Deviation,
+}
+
+/// The tensors of one part and type that became the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Origin {
+    /// The part of the model.
+    pub part: Part,
+    /// The source's type.
+    pub from: String,
+    /// What they became.
+    pub form: Form,
+}
+
+/// What weights are stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Form {
+    /// Float numbers.
+    Float(FloatType),
+    /// Codes.
+    Codes {
+        /// Whether they are the source's codes, not rounded ones.
+        carried: bool,
+        /// Width.
+        bits: Bits,
+        /// Columns that share a scale.
+        block: usize,
+        /// Zero points.
+        zero_points: ZeroPointKind,
+    },
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(ty) => write!(f, "{}", ty.dtype()),
+            Self::Codes { carried, bits, block, zero_points } => {
+                let zero_points = match zero_points {
+                    ZeroPointKind::Implied => "",
+                    ZeroPointKind::Packed => ", zero points",
+                    ZeroPointKind::Float => ", float zero points",
+                };
+                let how = if *carried { "carried as" } else { "requantized to" };
+                write!(f, "{how} {} bits, block {block}{zero_points}", bits.get())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Origin { part, from, form } = &self.origin;
+        write!(f, "{part:<14} {:>5} {from:<7} {form}: ", self.tensors)?;
+        match self.deviation.relative() {
+            0.0 => f.write_str("exact"),
+            r => write!(f, "relative RMS error {r:.1e}"),
+        }
+    }
+}
+
+/// Fates while they are collected.
+#[derive(Debug, Default)]
+pub(crate) struct Fates(BTreeMap<Origin, (BTreeSet<String>, Deviation)>);
+
+impl Fates {
+    /// Counts a piece of the tensors of these names.
+    pub(crate) fn add<'a>(
+        &mut self,
+        origin: Origin,
+        names: impl Iterator<Item = &'a str>,
+        deviation: Deviation,
+    ) {
+        let (known, sum) = self.0.entry(origin).or_default();
+        for name in names {
+            if !known.contains(name) {
+                known.insert(name.to_owned());
+            }
+        }
+        sum.merge(deviation);
+    }
+
+    pub(crate) fn finish(self) -> Vec<Fate> {
+        let fate = |(origin, (names, deviation)): (Origin, (BTreeSet<String>, Deviation))| Fate {
+            origin,
+            tensors: names.len(),
+            deviation,
+        };
+        self.0.into_iter().map(fate).collect()
+    }
 }

@@ -5,8 +5,8 @@
 //! mapped and read in place.
 
 use crate::{
-    job::{Job, Rows, Sink},
-    quant::{Layout, QuantSpec},
+    job::{Job, Made, Rows, Sink},
+    quant::{Layout, QuantSpec, ZeroPointKind},
     report::Part,
 };
 use doyen_graph::{
@@ -31,6 +31,8 @@ pub(crate) struct Store {
     pub parts: BTreeMap<Part, ByteCount>,
     /// Values of all placed tensors.
     pub placed: Vec<ValueId>,
+    /// Whether the report says what became of each kind of tensor.
+    reports: bool,
     end: u64,
 }
 
@@ -57,6 +59,11 @@ pub(crate) struct Quantized {
 }
 
 impl Store {
+    /// An empty store; `reports` says whether what becomes of each kind of tensor is told.
+    pub(crate) fn reporting(reports: bool) -> Self {
+        Self { reports, ..Self::default() }
+    }
+
     /// Bytes of the data file.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.end
@@ -98,7 +105,11 @@ impl Store {
         let (value, mut at) = self.place(graph, name, ty.dtype(), shape, part);
         for rows in sources {
             let bytes = (rows.rows() * rows.cols() * ty.size()) as u64;
-            self.jobs.push(Job { rows, sink: Sink::Float { ty, at } });
+            self.jobs.push(Job {
+                rows,
+                sink: Sink::Float { ty, at },
+                reported: self.reports.then_some(part),
+            });
             at += bytes;
         }
         value
@@ -109,7 +120,7 @@ impl Store {
         &mut self,
         graph: &mut Graph,
         name: &str,
-        spec: QuantSpec,
+        (spec, made): (QuantSpec, Made),
         consumer: Consumer,
         sources: Vec<Rows>,
         part: Part,
@@ -126,35 +137,43 @@ impl Store {
             Consumer::Experts { .. } => vec![sources.len(), per_source],
         };
         let with = |tail: &[usize]| [lead.as_slice(), tail].concat();
+        let row_zero_points = match spec.zero_points {
+            ZeroPointKind::Float => blocks,
+            ZeroPointKind::Implied | ZeroPointKind::Packed => spec.bits.packed_len(blocks),
+        };
         let (code_shape, scale_shape, zp_shape) = match consumer {
             Consumer::MatMul => {
-                (with(&[blocks, row_bytes / blocks]), with(&[blocks]), with(&[spec.bits.packed_len(blocks)]))
+                (with(&[blocks, row_bytes / blocks]), with(&[blocks]), with(&[row_zero_points]))
             }
             Consumer::Experts { row_wise: true } => {
                 (with(&[row_bytes]), lead.clone(), vec![lead[0], zp_bytes])
             }
             Consumer::Gather | Consumer::Experts { row_wise: false } => {
-                (with(&[row_bytes]), with(&[blocks]), with(&[spec.bits.packed_len(blocks)]))
+                (with(&[row_bytes]), with(&[blocks]), with(&[row_zero_points]))
             }
         };
         let (codes, mut codes_at) =
             self.place(graph, &format!("{name}.weight"), DType::U8, &code_shape, part);
         let (scales, mut scales_at) =
             self.place(graph, &format!("{name}.scales"), spec.scale_type.dtype(), &scale_shape, part);
-        let zero_points = spec
-            .zero_points
-            .then(|| self.place(graph, &format!("{name}.zero_points"), DType::U8, &zp_shape, part));
+        let zero_points = match spec.zero_points {
+            ZeroPointKind::Implied => None,
+            ZeroPointKind::Packed => Some(DType::U8),
+            ZeroPointKind::Float => Some(spec.scale_type.dtype()),
+        }
+        .map(|ty| self.place(graph, &format!("{name}.zero_points"), ty, &zp_shape, part));
         let mut zero_points_at = zero_points.map(|(_, at)| at);
         for source in sources {
             let n = source.rows();
             let sink = Sink::Quantized {
                 spec,
+                made,
                 layout,
                 codes: codes_at,
                 scales: scales_at,
                 zero_points: zero_points_at,
             };
-            self.jobs.push(Job { rows: source, sink });
+            self.jobs.push(Job { rows: source, sink, reported: self.reports.then_some(part) });
             codes_at += (n * row_bytes) as u64;
             scales_at += (n * blocks * spec.scale_type.size()) as u64;
             zero_points_at = zero_points_at.map(|at| at + spec.zero_point_bytes(n, cols, layout) as u64);
@@ -164,6 +183,11 @@ impl Store {
 }
 
 impl Consumer {
+    /// Whether the operator takes zero points of this kind beside uint8 codes.
+    pub(crate) fn takes(self, zero_points: ZeroPointKind) -> bool {
+        zero_points != ZeroPointKind::Float || matches!(self, Self::MatMul)
+    }
+
     const fn layout(self) -> Layout {
         match self {
             Self::MatMul => Layout::PaddedBlocks,

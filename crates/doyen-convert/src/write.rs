@@ -9,11 +9,9 @@ mod target;
 pub use target::Target;
 
 use crate::{
-    ConvertError, Options, Progress, Report,
-    config::ModelConfig,
+    ConvertError, Input, Options, Progress, Report,
     graph::{self, Plan},
     manifest,
-    source::Checkpoint,
     store::DATA_FILE,
 };
 use std::{
@@ -22,24 +20,52 @@ use std::{
     path::Path,
 };
 
-/// Converts the checkpoint in `checkpoint` to a package at `target`.
+/// Converts the checkpoint folder or GGUF file at `source` to a package at `target`.
 ///
 /// # Errors
-/// When the checkpoint cannot be read or holds something that no recipe implements, the options do not fit the model,
-/// or the package cannot be written. Nothing is left at the target then, and what was there before stays.
+/// When the source cannot be read or holds something that no recipe implements, the options do not fit the model, or the
+/// package cannot be written. Nothing is left at the target then, and what was there before stays.
 pub fn convert(
-    checkpoint: &Path,
+    source: &Path,
     target: &Target,
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, ConvertError> {
     target.check()?;
-    let config = ModelConfig::read(checkpoint)?;
-    let mut notices = Vec::new();
-    let files = manifest::copied_files(checkpoint, &mut notices)?;
-    let mut source = Checkpoint::open(checkpoint)?;
-    let Plan { mut graph, store, mut report } = graph::assemble(&config, &mut source, options)?;
-    graph.metadata = manifest::metadata(&config, options, &options.resolve(config.layers.len())?);
+    convert_input(Input::open(source)?, target, options, progress)
+}
+
+/// As [`convert`], of an input that is open already.
+///
+/// # Errors
+/// As [`convert`].
+pub fn convert_input(
+    input: Input,
+    target: &Target,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, ConvertError> {
+    target.check()?;
+    let path = input.path.clone();
+    write(input, target, options, progress).map_err(|e| match e {
+        // Of a folder of tensors the name is enough; GGUF files have the same names in every one.
+        ConvertError::Tensor { name, message } if path.is_file() => {
+            ConvertError::file(&path, format!("tensor {name:?}: {message}"))
+        }
+        e => e,
+    })
+}
+
+fn write(
+    input: Input,
+    target: &Target,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, ConvertError> {
+    let Input { config, mut checkpoint, files, mut notices, .. } = input;
+    let kept = checkpoint.is_renamed();
+    let Plan { mut graph, store, mut report } = graph::assemble(&config, &mut checkpoint, options)?;
+    graph.metadata = manifest::metadata(&config, options, &options.resolve(config.layers.len())?, kept);
     let model = doyen_graph::onnx::encode(&graph, &store.externals)?;
     notices.append(&mut report.notices);
     report.notices = notices;
@@ -51,7 +77,7 @@ pub fn convert(
     let create = |path: &Path| File::create_new(path).map_err(|e| failed(path, e));
 
     let mut data = create(&data_path)?;
-    data::write(&store, &mut data, progress).map_err(|e| match e {
+    let fates = data::write(&store, &mut data, progress).map_err(|e| match e {
         data::Failure::Convert(e) => e,
         data::Failure::Io(e) => failed(&data_path, e),
     })?;
@@ -67,6 +93,7 @@ pub fn convert(
     put("genai_config.json", &manifest::genai_config(&config))?;
     put("model.onnx", &model)?;
     target.publish(staging)?;
+    report.fates = fates.finish();
     Ok(report)
 }
 

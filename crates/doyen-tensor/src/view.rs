@@ -4,7 +4,7 @@ use crate::{DType, TensorError};
 use half::{bf16, f16};
 
 /// A float type that scales, zero points and biases may be stored in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum FloatType {
     F32,
@@ -40,6 +40,16 @@ impl FloatType {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
             Self::BF16 => DType::BF16,
+        }
+    }
+
+    /// The nearest number of this type; infinite beyond its range.
+    #[inline]
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => f16::from_f32(x).to_f32(),
+            Self::BF16 => bf16::from_f32(x).to_f32(),
         }
     }
 }

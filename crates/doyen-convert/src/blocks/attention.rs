@@ -1,7 +1,7 @@
 //! Attention: projections, head norms, rotation and cache in one `GroupQueryAttention`.
 
 use super::{Builder, Format, MS, linear::scope};
-use crate::{ConvertError, job::Rows, options::LayerFormats, report::Part};
+use crate::{ConvertError, job::Rows, options::LayerFormats, quant::form, report::Part, source::SourceType};
 use doyen_graph::ir::{Attrs, Dim, Fact, ValueId};
 use doyen_tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -60,27 +60,39 @@ impl Builder<'_> {
     ) -> Result<ValueId, ConvertError> {
         let a = self.config.attention;
         let module = format!("model.layers.{layer}.self_attn");
-        let format = Format { width: formats.attention, layer: formats, part: Part::Attention };
+        let (width, asked) = (formats.attention, formats.asked.attention);
+        let format = Format { width, asked, layer: formats, part: Part::Attention };
         let input = (x, self.config.hidden);
         let (q_rows, kv_rows) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
         let part = |name: &str, rows: usize| (format!("{module}.{name}"), rows);
-        let (q, k, v) = if a.qk_norm {
-            let mut project = |name: &str, rows: usize| {
-                let this = part(name, rows);
-                self.linear(&this.0.clone(), &[this], a.qkv_bias, input, format)
+        let stack = [part("q_proj", q_rows), part("k_proj", kv_rows), part("v_proj", kv_rows)];
+        let (q, k, v) = if a.qk_norm || !self.stackable(&stack, asked) {
+            let mut project = |this: &(String, usize)| {
+                self.linear(&this.0, std::slice::from_ref(this), a.qkv_bias, input, format)
             };
-            let (q, k, v) =
-                (project("q_proj", q_rows)?, project("k_proj", kv_rows)?, project("v_proj", kv_rows)?);
-            let q = self.head_norm(&format!("{module}.q_norm"), q, a.heads)?;
-            let k = self.head_norm(&format!("{module}.k_norm"), k, a.kv_heads)?;
+            let (mut q, mut k, v) = (project(&stack[0])?, project(&stack[1])?, project(&stack[2])?);
+            if a.qk_norm {
+                q = self.head_norm(&format!("{module}.q_norm"), q, a.heads)?;
+                k = self.head_norm(&format!("{module}.k_norm"), k, a.kv_heads)?;
+            }
             (q, Some(k), Some(v))
         } else {
-            let stack = [part("q_proj", q_rows), part("k_proj", kv_rows), part("v_proj", kv_rows)];
             (self.linear(&format!("{module}.qkv_proj"), &stack, a.qkv_bias, input, format)?, None, None)
         };
         let out = self.group_query(layer, [Some(q), k, v], shared)?;
         let stack = [part("o_proj", self.config.hidden)];
         self.linear(&stack[0].0, &stack, a.output_bias, (out, q_rows), format)
+    }
+
+    /// Whether projections share a format. Codes of different widths that a source holds would all be stored at the
+    /// widest if they were one matrix.
+    fn stackable(&self, modules: &[(String, usize)], asked: bool) -> bool {
+        let mut forms = modules.iter().map(|(m, _)| {
+            let codes = self.checkpoint.dtype(&format!("{m}.weight")).and_then(SourceType::codes);
+            codes.filter(|_| !asked).map(form)
+        });
+        let first = forms.next();
+        forms.all(|f| Some(f) == first)
     }
 
     /// RMS norm of every head on its own. ONNX Runtime's CPU kernel refuses norm weights inside GroupQueryAttention,

@@ -1,13 +1,13 @@
 //! Token embedding and output head, which may be one block of bytes.
 
 use super::{
-    Builder, Format, MS,
+    Builder, Format, MS, Stored,
     linear::{Extent, Matrix, scope},
 };
 use crate::{
     ConvertError,
-    job::Rows,
-    options::{LayerFormats, Width},
+    job::{Made, Rows},
+    options::{LayerFormats, TABLE_WIDTH, Width},
     report::Part,
     store::{Consumer, Quantized},
 };
@@ -26,7 +26,7 @@ pub(crate) struct Embedding {
 
 enum Table {
     Float(ValueId),
-    Quantized { tensors: Quantized, bits: Bits, block: usize },
+    Quantized { tensors: Quantized, bits: Bits, block: usize, carried: bool },
 }
 
 impl Builder<'_> {
@@ -34,14 +34,17 @@ impl Builder<'_> {
     pub(crate) fn embedding(
         &mut self,
         input_ids: ValueId,
-        width: Width,
+        width: Option<Width>,
         formats: &LayerFormats,
     ) -> Result<Embedding, ConvertError> {
         let (v, h) = (self.config.vocab, self.config.hidden);
-        let rows = vec![Rows::Tensor(self.take(&format!("{EMBED}.weight"), &[v, h])?)];
+        let weight = [self.take(&format!("{EMBED}.weight"), &[v, h])?];
+        let (asked, width) = (width.is_some(), width.unwrap_or(TABLE_WIDTH));
+        let stored = self.stored(&weight, width, asked, Consumer::Gather, formats);
+        let rows = weight.map(Rows::Tensor).into();
         let at = scope(EMBED);
-        match width {
-            Width::Float => {
+        match stored {
+            Stored::Float => {
                 let name = format!("{EMBED}.weight");
                 let table =
                     self.store.float(&mut self.graph, &name, self.dtype, &[v, h], rows, Part::Embedding);
@@ -49,8 +52,8 @@ impl Builder<'_> {
                 let hidden = self.node(&at, ("", "Gather"), axis, &[Some(table), Some(input_ids)])?;
                 Ok(Embedding { hidden, table: Table::Float(table) })
             }
-            Width::Bits(bits) => {
-                let spec = self.spec(bits, formats);
+            Stored::Quantized(spec, made) => {
+                let bits = spec.bits;
                 if !h.is_multiple_of(bits.per_byte()) {
                     let expected =
                         format!("a multiple of {}, to pack at {} bits", bits.per_byte(), bits.get());
@@ -59,7 +62,7 @@ impl Builder<'_> {
                 let tensors = self.store.quantized(
                     &mut self.graph,
                     EMBED,
-                    spec,
+                    (spec, made),
                     Consumer::Gather,
                     rows,
                     Part::Embedding,
@@ -73,7 +76,11 @@ impl Builder<'_> {
                 let Quantized { codes, scales, zero_points } = tensors;
                 let inputs = [Some(codes), Some(input_ids), Some(scales), zero_points];
                 let hidden = self.node(&at, (MS, "GatherBlockQuantized"), attrs, &inputs)?;
-                Ok(Embedding { hidden, table: Table::Quantized { tensors, bits, block: spec.block } })
+                let carried = made == Made::Carried;
+                Ok(Embedding {
+                    hidden,
+                    table: Table::Quantized { tensors, bits, block: spec.block, carried },
+                })
             }
         }
     }
@@ -83,17 +90,24 @@ impl Builder<'_> {
         &mut self,
         x: ValueId,
         embedding: &Embedding,
-        width: Width,
+        width: Option<Width>,
         formats: &LayerFormats,
     ) -> Result<(), ConvertError> {
         let extent = Extent { n: self.config.vocab, k: self.config.hidden };
+        let asked = width.is_some();
+        // A tied head without a width of its own reads what the source's codes became.
+        let width = match (width, &embedding.table) {
+            (Some(w), _) => w,
+            (None, Table::Quantized { bits, carried: true, .. }) if self.config.tied => Width::Bits(*bits),
+            (None, _) => TABLE_WIDTH,
+        };
         let shared = if self.config.tied { self.shared(embedding, width)? } else { None };
         let matrix = if let Some(matrix) = shared {
             matrix
         } else {
             let module = if self.config.tied { EMBED } else { HEAD };
             let weight = self.take(&format!("{module}.weight"), &[extent.n, extent.k])?;
-            self.matrix(HEAD, vec![weight], extent, Format { width, layer: formats, part: Part::Head })
+            self.matrix(HEAD, vec![weight], extent, Format { width, asked, layer: formats, part: Part::Head })
         };
         let logits = self.multiply(&scope(HEAD), "logits", x, &matrix, (extent, None))?;
         let shape = [Dim::from("batch_size"), Dim::from("sequence_length"), extent.n.into()];
@@ -109,7 +123,7 @@ impl Builder<'_> {
         let h = self.config.hidden;
         let why = match (&embedding.table, width) {
             (Table::Float(table), Width::Float) => return Ok(Some(Matrix::Float(*table))),
-            (Table::Quantized { tensors, bits, block }, Width::Bits(head)) if head == *bits => {
+            (Table::Quantized { tensors, bits, block, .. }, Width::Bits(head)) if head == *bits => {
                 if h.is_multiple_of(*block) {
                     let (blocks, bytes) = (h / block, bits.packed_len(*block));
                     let shape = [self.config.vocab as i64, blocks as i64, bytes as i64];

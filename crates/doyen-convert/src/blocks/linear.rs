@@ -1,10 +1,9 @@
 //! Projections: `MatMulNBits`, or `MatMul` over the transposed view of the stored rows.
 
-use super::{Builder, Format, MS};
+use super::{Builder, Format, MS, Stored};
 use crate::{
     ConvertError,
     job::Rows,
-    options::Width,
     source::Weight,
     store::{Consumer, Quantized},
 };
@@ -65,9 +64,10 @@ impl Builder<'_> {
         extent: Extent,
         format: Format<'_>,
     ) -> Matrix {
+        let stored = self.stored(&weights, format.width, format.asked, Consumer::MatMul, format.layer);
         let rows = weights.into_iter().map(Rows::Tensor).collect();
-        match format.width {
-            Width::Float => Matrix::Float(self.store.float(
+        match stored {
+            Stored::Float => Matrix::Float(self.store.float(
                 &mut self.graph,
                 &format!("{name}.weight"),
                 self.dtype,
@@ -75,11 +75,12 @@ impl Builder<'_> {
                 rows,
                 format.part,
             )),
-            Width::Bits(bits) => {
-                let spec = self.spec(bits, format.layer);
+            Stored::Quantized(spec, made) => {
+                let consumer = Consumer::MatMul;
+                let spec_made = (spec, made);
                 let tensors =
-                    self.store.quantized(&mut self.graph, name, spec, Consumer::MatMul, rows, format.part);
-                Matrix::Quantized { tensors, bits, block: spec.block }
+                    self.store.quantized(&mut self.graph, name, spec_made, consumer, rows, format.part);
+                Matrix::Quantized { tensors, bits: spec.bits, block: spec.block }
             }
         }
     }

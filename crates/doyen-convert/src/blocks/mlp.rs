@@ -14,7 +14,7 @@ impl Builder<'_> {
     ) -> Result<ValueId, ConvertError> {
         let module = format!("model.layers.{layer}.mlp");
         let (hidden, inner, bias) = (self.config.hidden, self.config.intermediate, self.config.mlp_bias);
-        let format = Format { width: formats.mlp, layer: formats, part: Part::Mlp };
+        let format = Format { width: formats.mlp, asked: formats.asked.mlp, layer: formats, part: Part::Mlp };
         let mut project = |name: &str, rows: usize, input: (ValueId, usize)| {
             let this = format!("{module}.{name}");
             self.linear(&this.clone(), &[(this, rows)], bias, input, format)

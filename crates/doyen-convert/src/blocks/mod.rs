@@ -14,12 +14,12 @@ pub(crate) mod norm;
 use crate::{
     ConvertError,
     config::ModelConfig,
-    job::Rows,
+    job::{Made, Rows},
     options::{LayerFormats, Width},
-    quant::QuantSpec,
+    quant::{QuantSpec, ZeroPointKind, common_form},
     report::Part,
     source::{Checkpoint, Weight},
-    store::Store,
+    store::{Consumer, Store},
 };
 use doyen_graph::ir::{Attr, Attrs, Graph, ValueId};
 use doyen_tensor::{FloatType, Tensor, format::Bits};
@@ -101,16 +101,49 @@ impl Builder<'_> {
         QuantSpec {
             bits,
             block: formats.block.columns(),
-            zero_points: formats.zero_points,
+            zero_points: ZeroPointKind::rounded(formats.zero_points),
             scale_type: self.dtype,
         }
     }
+
+    /// What the weights of one matrix are stored as. Where nobody asked for the width, codes of the source are kept
+    /// if all of the weights have some and the consumer takes their zero points.
+    pub(crate) fn stored(
+        &self,
+        weights: &[Weight],
+        width: Width,
+        asked: bool,
+        consumer: Consumer,
+        formats: &LayerFormats,
+    ) -> Stored {
+        let kinds: Option<Vec<_>> = weights.iter().map(|w| w.dtype().codes()).collect();
+        let form = kinds.filter(|_| !asked).and_then(|kinds| common_form(&kinds));
+        match (form.filter(|f| consumer.takes(f.2)), width) {
+            (Some((bits, block, zero_points)), _) => {
+                let spec = QuantSpec { bits, block, zero_points, scale_type: self.dtype };
+                Stored::Quantized(spec, Made::Carried)
+            }
+            (None, Width::Bits(bits)) => Stored::Quantized(self.spec(bits, formats), Made::Rounded),
+            (None, Width::Float) => Stored::Float,
+        }
+    }
+}
+
+/// How a matrix is stored, decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// In the package's float type.
+    Float,
+    /// As codes.
+    Quantized(QuantSpec, Made),
 }
 
 /// How one projection is stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format<'a> {
     pub width: Width,
+    /// Whether somebody chose the width.
+    pub asked: bool,
     pub layer: &'a LayerFormats,
     pub part: Part,
 }

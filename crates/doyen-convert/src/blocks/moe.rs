@@ -7,12 +7,13 @@
 //! no later reader (found by comparing single-node graphs); so it runs normalised, and its result is multiplied by the
 //! sum of the chosen weights.
 
-use super::{Builder, Format, MS, linear::scope};
+use super::{Builder, Format, MS, Stored, linear::scope};
 use crate::{
     ConvertError,
     config::Moe,
-    job::Rows,
-    options::{Block, ExpertWidths, LayerFormats},
+    job::{Made, Rows},
+    options::{Block, ExpertWidths, LayerFormats, Width},
+    quant::QuantSpec,
     report::Part,
     source::Weight,
     store::Consumer,
@@ -28,6 +29,15 @@ struct Experts {
     fc2: Vec<Weight>,
 }
 
+/// What the experts of a layer are stored as.
+#[derive(Debug, Clone, Copy)]
+struct Bank {
+    fc1: (QuantSpec, Made),
+    fc2: (QuantSpec, Made),
+    /// Columns that share a scale; `None` for one scale a row.
+    block: Option<usize>,
+}
+
 impl Builder<'_> {
     /// The mixture of experts of one layer.
     pub(crate) fn moe(
@@ -40,13 +50,17 @@ impl Builder<'_> {
         let module = format!("model.layers.{layer}.mlp");
         let at = scope(&module);
         let router = format!("{module}.gate");
-        let format = Format { width: formats.router, layer: formats, part: Part::Router };
+        let (width, asked) = (formats.router, formats.asked.router);
+        let format = Format { width, asked, layer: formats, part: Part::Router };
         let per_token =
             self.linear(&router.clone(), &[(router, moe.experts)], false, (x, self.config.hidden), format)?;
         let flat =
             self.ints(&format!("/model/constants/ints/-1,{}", moe.experts), &[-1, moe.experts as i64])?;
         let logits = self.node(&format!("{at}/gate"), ("", "Reshape"), [], &[Some(per_token), Some(flat)])?;
         let experts = self.experts(&module, moe)?;
+        if let Some(carried) = self.carried(&experts, formats) {
+            return self.quantized_experts(&module, moe, (x, logits), experts, carried);
+        }
         match formats.experts {
             ExpertWidths::Float => {
                 let out = self.float_experts(&module, moe, (x, logits), experts)?;
@@ -54,9 +68,47 @@ impl Builder<'_> {
             }
             ExpertWidths::Bits { fc1, fc2 } => {
                 self.check_rows(moe, fc1, fc2, formats)?;
-                self.quantized_experts(&module, moe, (x, logits), experts, (fc1, fc2), formats)
+                let rounded = |bits| (self.spec(bits, formats), Made::Rounded);
+                let bank = Bank {
+                    fc1: rounded(fc1),
+                    fc2: rounded(fc2),
+                    block: match formats.block {
+                        Block::Columns(block) => Some(block),
+                        Block::Row => None,
+                    },
+                };
+                self.quantized_experts(&module, moe, (x, logits), experts, bank)
             }
         }
+    }
+
+    /// A bank of the source's codes, or of those of one projection: QMoE has one block size for both and no float zero
+    /// points. `None` when neither can be kept or another width was asked for.
+    fn carried(&self, experts: &Experts, formats: &LayerFormats) -> Option<Bank> {
+        let ExpertWidths::Bits { fc1, fc2 } = formats.experts else { return None };
+        if formats.asked.experts {
+            return None;
+        }
+        let stored = |weights: &[Weight], bits| {
+            let consumer = Consumer::Experts { row_wise: false };
+            match self.stored(weights, Width::Bits(bits), false, consumer, formats) {
+                Stored::Quantized(spec, made) => Some((spec, made)),
+                Stored::Float => None,
+            }
+        };
+        let both: Vec<Weight> = experts.fc1.iter().flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
+        // Rows of the two are interleaved, group by group.
+        let (mut fc1, mut fc2) = if both.windows(2).all(|w| w[0].dtype() == w[1].dtype()) {
+            (stored(&both, fc1)?, stored(&experts.fc2, fc2)?)
+        } else {
+            ((self.spec(fc1, formats), Made::Rounded), stored(&experts.fc2, fc2)?)
+        };
+        if (fc1.1, fc2.1) == (Made::Rounded, Made::Rounded) {
+            return None;
+        }
+        let block = fc1.0.block.min(fc2.0.block);
+        (fc1.0.block, fc2.0.block) = (block, block);
+        Some(Bank { fc1, fc2, block: Some(block) })
     }
 
     fn experts(&mut self, module: &str, moe: Moe) -> Result<Experts, ConvertError> {
@@ -108,20 +160,19 @@ impl Builder<'_> {
         moe: Moe,
         (x, logits): (ValueId, ValueId),
         experts: Experts,
-        (bits1, bits2): (Bits, Bits),
-        formats: &LayerFormats,
+        bank: Bank,
     ) -> Result<ValueId, ConvertError> {
         let at = scope(module);
-        let consumer = Consumer::Experts { row_wise: formats.block == Block::Row };
+        let consumer = Consumer::Experts { row_wise: bank.block.is_none() };
         let fc1_rows = experts.fc1.into_iter().map(|(gate, up)| Rows::Interleaved(gate, up)).collect();
         let fc2_rows = experts.fc2.into_iter().map(Rows::Tensor).collect();
-        let (spec1, spec2) = (self.spec(bits1, formats), self.spec(bits2, formats));
-        let mut place = |name: &str, spec, rows, part| {
+        let mut place = |name: &str, stored, rows, part| {
             let name = format!("{module}.experts.{name}");
-            self.store.quantized(&mut self.graph, &name, spec, consumer, rows, part)
+            self.store.quantized(&mut self.graph, &name, stored, consumer, rows, part)
         };
-        let fc1 = place("gate_up_proj", spec1, fc1_rows, Part::ExpertsFc1);
-        let fc2 = place("down_proj", spec2, fc2_rows, Part::ExpertsFc2);
+        let fc1 = place("gate_up_proj", bank.fc1, fc1_rows, Part::ExpertsFc1);
+        let fc2 = place("down_proj", bank.fc2, fc2_rows, Part::ExpertsFc2);
+        let (bits1, bits2) = (bank.fc1.0.bits, bank.fc2.0.bits);
         let router_weights = if moe.norm_topk {
             None
         } else {
@@ -136,7 +187,7 @@ impl Builder<'_> {
             attrs.set("fc2_expert_weight_bits", bits2.get() as i64);
             attrs.set("fc3_expert_weight_bits", bits1.get() as i64);
         }
-        if let Block::Columns(block) = formats.block {
+        if let Some(block) = bank.block {
             attrs.set("block_size", block as i64);
         }
         attrs.set("quant_type", "int");

@@ -110,7 +110,7 @@ impl ModelConfig {
         Self::parse(&fields, generation.as_ref())
     }
 
-    fn parse(f: &Fields, generation: Option<&Fields>) -> Result<Self, ConvertError> {
+    pub(crate) fn parse(f: &Fields, generation: Option<&Fields>) -> Result<Self, ConvertError> {
         let (family, architecture) = Family::of(f)?;
         refuse_other_features(f)?;
         let hidden = f.size("hidden_size")?;

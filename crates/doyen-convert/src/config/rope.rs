@@ -5,10 +5,10 @@
 
 use super::Fields;
 use crate::ConvertError;
-use std::f64::consts::PI;
+use std::{f64::consts::PI, sync::Arc};
 
 /// Rotary parameters.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
@@ -17,7 +17,7 @@ pub struct Rope {
 }
 
 /// A change of the base frequencies.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// None.
     Default,
@@ -52,6 +52,8 @@ pub enum RopeScaling {
         /// Factor on cosine and sine.
         attention_factor: f64,
     },
+    /// Every frequency divided by a factor of its own, as GGUF files hold them.
+    Factors(Arc<[f32]>),
 }
 
 impl Rope {
@@ -78,6 +80,9 @@ impl Rope {
         match self.scaling {
             RopeScaling::Default => (powers.map(|p| 1.0 / p).collect(), 1.0),
             RopeScaling::Linear { factor } => (powers.map(|p| 1.0 / p / factor as f32).collect(), 1.0),
+            RopeScaling::Factors(ref factors) => {
+                (powers.zip(&**factors).map(|(p, f)| 1.0 / p / f).collect(), 1.0)
+            }
             RopeScaling::Llama3 { factor, low, high, original } => (
                 powers.map(|p| llama3(f64::from(1.0 / p), factor, low, high, original) as f32).collect(),
                 1.0,

@@ -4,7 +4,7 @@
 //! value dequantizes to within half a step. (Rounding to nearest would leave the ends of an 8-bit block up to
 //! `255 * 2^-12` steps out of reach in float16, and half a step in bfloat16.)
 
-use super::QuantSpec;
+use super::{QuantSpec, ZeroPointKind};
 use doyen_tensor::{FloatType, format::Bits};
 use half::{bf16, f16};
 
@@ -26,10 +26,10 @@ pub(crate) fn quantize_row(values: &[f32], spec: &QuantSpec, out: &mut RowCodes)
     out.zero_points.clear();
     for block in values.chunks(spec.block) {
         let (lo, hi) = block.iter().fold((0f32, 0f32), |(lo, hi), &v| (lo.min(v), hi.max(v)));
-        let (scale, zero_point) = if spec.zero_points {
-            asymmetric(lo, hi, spec.bits, spec.scale_type)?
-        } else {
+        let (scale, zero_point) = if spec.zero_points == ZeroPointKind::Implied {
             (symmetric(lo, hi, spec.bits, spec.scale_type)?, spec.bits.default_zero_point())
+        } else {
+            asymmetric(lo, hi, spec.bits, spec.scale_type)?
         };
         out.scales.push(scale);
         out.zero_points.push(zero_point);

@@ -11,7 +11,7 @@ const TYPES: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::BF16];
 
 fn matrix<'a>(p: &'a Packed, spec: &QuantSpec, rows: usize, cols: usize, layout: Layout) -> QuantMatrix<'a> {
     let zero_points = match layout {
-        _ if !spec.zero_points => ZeroPoints::Default,
+        _ if spec.zero_points == ZeroPointKind::Implied => ZeroPoints::Default,
         Layout::RowWise => ZeroPoints::AcrossRows(&p.zero_points),
         Layout::PaddedBlocks | Layout::TightRows => ZeroPoints::PerBlock {
             packed: &p.zero_points,
@@ -33,10 +33,13 @@ fn matrix<'a>(p: &'a Packed, spec: &QuantSpec, rows: usize, cols: usize, layout:
 /// Quantizes, checks every size the layout promises, and returns the dequantized values with each one's step.
 fn round_trip(values: &[f32], cols: usize, spec: &QuantSpec, layout: Layout) -> Vec<(f32, f32)> {
     let rows = values.len() / cols;
-    let packed = spec.pack(values, cols, layout).unwrap();
+    let packed = spec.pack(values, cols, layout, None).unwrap();
     assert_eq!(packed.codes.len(), rows * spec.code_row_bytes(cols, layout));
     assert_eq!(packed.scales.len(), rows * spec.blocks(cols) * spec.scale_type.size());
-    let zp_bytes = if spec.zero_points { spec.zero_point_bytes(rows, cols, layout) } else { 0 };
+    let zp_bytes = match spec.zero_points {
+        ZeroPointKind::Implied => 0,
+        _ => spec.zero_point_bytes(rows, cols, layout),
+    };
     assert_eq!(packed.zero_points.len(), zp_bytes);
     let m = matrix(&packed, spec, rows, cols, layout);
     m.validate().unwrap();
@@ -58,7 +61,7 @@ fn assert_half_step(values: &[f32], cols: usize, spec: &QuantSpec, layout: Layou
 }
 
 fn spec(bits: Bits, block: usize, zero_points: bool, scale_type: FloatType) -> QuantSpec {
-    QuantSpec { bits, block, zero_points, scale_type }
+    QuantSpec { bits, block, zero_points: ZeroPointKind::rounded(zero_points), scale_type }
 }
 
 fn any_spec() -> impl Strategy<Value = (QuantSpec, Layout, usize)> {
@@ -135,7 +138,7 @@ fn symmetric_scales_take_the_sign_of_the_shorter_arm() {
     let mut values = [0f32; 16];
     values[3] = 2.0;
     values[4] = -0.5;
-    let packed = s.pack(&values, 16, Layout::TightRows).unwrap();
+    let packed = s.pack(&values, 16, Layout::TightRows, None).unwrap();
     assert_eq!(f32::from_le_bytes(packed.scales[..4].try_into().unwrap()), -1.0);
     assert_eq!(round_trip(&values, 16, &s, Layout::TightRows)[3].0, 2.0);
 }
@@ -145,8 +148,8 @@ fn scales_beyond_their_type_are_refused() {
     let s = spec(Bits::B4, 16, true, FloatType::F16);
     let mut values = [0f32; 32];
     values[20] = 3e6;
-    assert_eq!(s.pack(&values, 16, Layout::TightRows), Err(ScaleOverflow { row: 1, scale: 2e5 }));
-    assert!(spec(Bits::B8, 16, true, FloatType::F16).pack(&values, 16, Layout::TightRows).is_ok());
+    assert_eq!(s.pack(&values, 16, Layout::TightRows, None), Err(ScaleOverflow { row: 1, scale: 2e5 }));
+    assert!(spec(Bits::B8, 16, true, FloatType::F16).pack(&values, 16, Layout::TightRows, None).is_ok());
     let wide = [f32::MAX, f32::MIN];
     assert_half_step(&wide, 2, &spec(Bits::B8, 16, true, FloatType::F32), Layout::TightRows);
     assert_half_step(&wide, 2, &spec(Bits::B8, 16, false, FloatType::BF16), Layout::TightRows);
@@ -156,7 +159,7 @@ fn scales_beyond_their_type_are_refused() {
 fn row_wise_zero_points_pack_across_rows() {
     let values = [-1.0, 2.0, -2.0, 1.0, 0.0, 3.0, -3.0, 0.0, -1.0, 2.0];
     let s = spec(Bits::B2, 2, true, FloatType::F32);
-    let packed = s.pack(&values, 2, Layout::RowWise).unwrap();
+    let packed = s.pack(&values, 2, Layout::RowWise, None).unwrap();
     assert_eq!(packed.zero_points, Bits::B2.pack(&[1, 2, 0, 3, 1]));
 }
 

@@ -3,7 +3,7 @@
 //! Layout: 8 bytes little-endian header length, a JSON header, then the tensors without gaps. The `safetensors`
 //! crate parses and validates the header; the checks against the file's length are ours, for their messages.
 
-use super::{Entry, SourceType};
+use super::{Entry, RowOrder, SourceType};
 use crate::ConvertError;
 use bytes::Bytes;
 use doyen_graph::package::map_range;
@@ -20,13 +20,13 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// The bytes of a file, mapped range by range: whoever reads a large checkpoint once holds a range at a time.
 #[derive(Debug, Clone)]
-pub(super) enum Data {
+pub(crate) enum Data {
     Mapped { file: Arc<File>, path: Arc<Path>, len: u64 },
     Memory { bytes: Bytes, path: Arc<Path> },
 }
 
 impl Data {
-    fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         // A pipe would block the open itself, so the kind is asked for first.
         if !path.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -36,25 +36,25 @@ impl Data {
         Ok(Self::Mapped { file: Arc::new(file), path: path.into(), len })
     }
 
-    pub(super) fn memory(bytes: &Bytes, path: &Path) -> Self {
+    pub(crate) fn memory(bytes: &Bytes, path: &Path) -> Self {
         Self::Memory { bytes: bytes.clone(), path: path.into() }
     }
 
-    fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Mapped { len, .. } => *len,
             Self::Memory { bytes, .. } => bytes.len() as u64,
         }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Mapped { path, .. } | Self::Memory { path, .. } => path,
         }
     }
 
     /// A range that the header has vouched for.
-    pub(super) fn range(&self, offset: u64, len: usize) -> Result<Bytes, ConvertError> {
+    pub(crate) fn range(&self, offset: u64, len: usize) -> Result<Bytes, ConvertError> {
         let found = match self {
             Self::Mapped { file, .. } => map_range(file, offset, len),
             Self::Memory { bytes, .. } => usize::try_from(offset)
@@ -115,6 +115,8 @@ impl TensorFile {
                 shape: info.shape.clone(),
                 data: data.clone(),
                 offset: start + info.data_offsets.0 as u64,
+                stored_name: None,
+                order: RowOrder::Stored,
             };
             Some((name, entry))
         })

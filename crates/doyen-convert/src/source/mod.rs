@@ -1,17 +1,19 @@
-//! Checkpoints as they lie on disk: safetensors, in one file or sharded with an index.
+//! Checkpoints as they lie on disk: safetensors, in one file or sharded with an index. (GGUF files become the same
+//! [`Checkpoint`] in `gguf`.)
 //!
 //! A checkpoint is mapped, never loaded: a [`Weight`] is a name, a shape and a place in a file, and rows are mapped and
-//! widened to f32 a chunk at a time, so that neither memory nor mapped pages grow with the checkpoint. Everything a file claims is checked here; what the tensors mean is the
-//! business of `blocks`.
+//! widened to f32 a chunk at a time, so that neither memory nor mapped pages grow with the checkpoint. Everything a file
+//! claims is checked here; what the tensors mean is the business of `blocks`.
 
 mod file;
 mod weight;
 
-pub use weight::{SourceType, Weight};
+pub(crate) use file::Data;
+pub use weight::{RowOrder, SourceType, Weight};
 
 use crate::ConvertError;
 use bytes::Bytes;
-use file::{Data, TensorFile};
+use file::TensorFile;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
@@ -25,15 +27,24 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Checkpoint {
     tensors: BTreeMap<String, Entry>,
     taken: BTreeSet<String>,
+    /// What the file calls a tensor, where recipes call it otherwise.
+    naming: Option<Naming>,
 }
 
+/// The name in the file of the tensor that recipes ask for by this name.
+pub(crate) type Naming = fn(&str) -> Option<String>;
+
+/// A tensor's place.
 #[derive(Debug, Clone)]
-struct Entry {
-    dtype: SourceType,
-    shape: Vec<usize>,
-    data: Data,
+pub(crate) struct Entry {
+    pub dtype: SourceType,
+    pub shape: Vec<usize>,
+    pub data: Data,
     /// First byte in `data`.
-    offset: u64,
+    pub offset: u64,
+    /// Name in the file, where it is another.
+    pub stored_name: Option<String>,
+    pub order: RowOrder,
 }
 
 impl Checkpoint {
@@ -52,7 +63,7 @@ impl Checkpoint {
         } else {
             return Err(nothing_to_read(dir, single));
         };
-        Ok(Self { tensors, taken: BTreeSet::new() })
+        Ok(Self::of(tensors, None))
     }
 
     /// The tensors of one safetensors file that is in memory; `name` stands for its path in errors.
@@ -61,7 +72,17 @@ impl Checkpoint {
     /// When the header is malformed or the bytes are not what it says.
     pub fn from_bytes(bytes: &Bytes, name: &Path) -> Result<Self, ConvertError> {
         let tensors = TensorFile::parse(Data::memory(bytes, name))?.into_entries().collect();
-        Ok(Self { tensors, taken: BTreeSet::new() })
+        Ok(Self::of(tensors, None))
+    }
+
+    /// Tensors that were found elsewhere.
+    pub(crate) fn of(tensors: BTreeMap<String, Entry>, naming: Option<Naming>) -> Self {
+        Self { tensors, taken: BTreeSet::new(), naming }
+    }
+
+    /// Whether its tensors have other names in the file, as those of GGUF files.
+    pub(crate) fn is_renamed(&self) -> bool {
+        self.naming.is_some()
     }
 
     /// Name and shape of every tensor.
@@ -79,29 +100,32 @@ impl Checkpoint {
     /// # Errors
     /// When it is absent, of another type, or of another shape.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ConvertError> {
-        let entry = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| ConvertError::tensor(name, "not in the checkpoint, and the model needs it"))?;
-        if let SourceType::Other(found) = entry.dtype {
-            return Err(ConvertError::tensor(
-                name,
-                format!("expected float32, float16, bfloat16 or float64 values, found {found:?}"),
-            ));
+        let Some(entry) = self.tensors.get(name) else {
+            let stored = self.naming.and_then(|f| f(name)).unwrap_or_else(|| name.to_owned());
+            return Err(ConvertError::tensor(&stored, "not in the checkpoint, and the model needs it"));
+        };
+        let stored = entry.stored_name.as_deref().unwrap_or(name);
+        if let Some((expected, found)) = entry.dtype.unread() {
+            return Err(ConvertError::tensor(stored, format!("expected {expected}, found {found}")));
         }
         if entry.shape != shape {
             return Err(ConvertError::tensor(
-                name,
-                format!("expected shape {shape:?} by config.json, found {:?}", entry.shape),
+                stored,
+                format!("expected shape {shape:?} by the model's configuration, found {:?}", entry.shape),
             ));
         }
         let (rows, cols) = match *shape {
             [cols] => (1, cols),
             [rows, cols] => (rows, cols),
-            _ => return Err(ConvertError::tensor(name, format!("expected rank 1 or 2, found {shape:?}"))),
+            _ => return Err(ConvertError::tensor(stored, format!("expected rank 1 or 2, found {shape:?}"))),
         };
         self.taken.insert(name.to_owned());
-        Ok(Weight::new(name, entry.dtype, (rows, cols), entry.data.clone(), entry.offset))
+        Ok(Weight::new(stored, entry, (rows, cols)))
+    }
+
+    /// The type of the tensor of this name.
+    pub fn dtype(&self, name: &str) -> Option<SourceType> {
+        self.tensors.get(name).map(|e| e.dtype)
     }
 
     /// Names of tensors that nobody took, in order.

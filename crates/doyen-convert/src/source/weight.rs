@@ -1,10 +1,14 @@
-//! A float tensor of a checkpoint, read a few rows at a time.
+//! A tensor of a checkpoint, read a few rows at a time: as f32, or as the codes it is stored in.
 
-use super::file::Data;
-use crate::ConvertError;
+use super::{Data, Entry};
+use crate::{
+    ConvertError,
+    gguf::{Codes, GgmlType, Unpacked, unpack},
+};
+use bytes::Bytes;
 use half::{bf16, f16};
 use safetensors::Dtype;
-use std::{ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 /// Element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,20 +18,68 @@ pub enum SourceType {
     F16,
     BF16,
     F64,
+    /// A type of a GGUF file that packs several values.
+    Blocks(GgmlType),
     /// A type that holds no plain float weights.
     Other(Dtype),
 }
 
 impl SourceType {
-    /// Bytes of one element; 0 for types that are not read.
-    pub const fn size(self) -> usize {
+    /// Bytes of a row of `cols` elements; 0 for types that are not read.
+    pub fn row_bytes(self, cols: usize) -> usize {
         match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
+            Self::F64 => 8 * cols,
+            Self::F32 => 4 * cols,
+            Self::F16 | Self::BF16 => 2 * cols,
+            Self::Blocks(ty) => ty.row_bytes(cols).unwrap_or(0),
             Self::Other(_) => 0,
         }
     }
+
+    /// For a type whose values are not read: what would be accepted, and the type's name.
+    pub(super) fn unread(self) -> Option<(String, String)> {
+        match self {
+            Self::Other(ty) => {
+                Some(("float32, float16, bfloat16 or float64 values".into(), format!("{ty:?}")))
+            }
+            Self::Blocks(ty) if ty.codes().is_none() => {
+                let known = GgmlType::read().map(GgmlType::name).collect::<Vec<_>>().join(", ");
+                Some((format!("a type that is read ({known})"), ty.name().into()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The codes of a quantized type.
+    pub const fn codes(self) -> Option<Codes> {
+        match self {
+            Self::Blocks(ty) => ty.codes(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for SourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32 => f.pad("F32"),
+            Self::F16 => f.pad("F16"),
+            Self::BF16 => f.pad("BF16"),
+            Self::F64 => f.pad("F64"),
+            Self::Blocks(ty) => ty.fmt(f),
+            Self::Other(ty) => write!(f, "{ty:?}"),
+        }
+    }
+}
+
+/// Which stored row is which row of the model's matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// They are the same.
+    Stored,
+    /// Within each head of this many rows (or elements of a vector), channel pairs of the rotation lie beside each other
+    /// (`2i` and `2i + 1`) and belong half a head apart (`i` and `i + head / 2`).
+    RotaryPairs(usize),
 }
 
 /// A matrix `[rows, cols]` of the checkpoint (vectors are one row), as a place in a file.
@@ -39,22 +91,23 @@ pub struct Weight {
     cols: usize,
     data: Data,
     offset: u64,
+    order: RowOrder,
 }
 
 impl Weight {
-    pub(super) fn new(
-        name: &str,
-        dtype: SourceType,
-        (rows, cols): (usize, usize),
-        data: Data,
-        offset: u64,
-    ) -> Self {
-        Self { name: name.into(), dtype, rows, cols, data, offset }
+    pub(super) fn new(name: &str, entry: &Entry, (rows, cols): (usize, usize)) -> Self {
+        let (dtype, data, offset, order) = (entry.dtype, entry.data.clone(), entry.offset, entry.order);
+        Self { name: name.into(), dtype, rows, cols, data, offset, order }
     }
 
     /// Name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Element type.
+    pub const fn dtype(&self) -> SourceType {
+        self.dtype
     }
 
     /// Number of rows.
@@ -68,8 +121,8 @@ impl Weight {
     }
 
     /// Bytes in the checkpoint.
-    pub const fn source_bytes(&self) -> u64 {
-        (self.rows * self.cols * self.dtype.size()) as u64
+    pub fn source_bytes(&self) -> u64 {
+        (self.rows * self.dtype.row_bytes(self.cols)) as u64
     }
 
     /// Widens `rows` to f32, appended to `out` row-major.
@@ -78,10 +131,7 @@ impl Weight {
     /// When the file has changed and no longer holds the rows, or a value is not finite, as stored or after narrowing
     /// from float64: names the tensor and the place.
     pub fn read_rows(&self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), ConvertError> {
-        let size = self.dtype.size();
-        let row_bytes = self.cols * size;
-        let at = self.offset + (rows.start * row_bytes) as u64;
-        let bytes = self.data.range(at, rows.len() * row_bytes)?;
+        let bytes = self.bytes(&rows)?;
         let start = out.len();
         match self.dtype {
             SourceType::F32 => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
@@ -92,11 +142,63 @@ impl Weight {
                 out.extend(bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()));
             }
             SourceType::F64 => out.extend(bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b) as f32)),
+            SourceType::Blocks(ty) => {
+                let mut blocks = Unpacked::default();
+                unpack(ty, &bytes, &mut blocks);
+                if let Some(codes) = ty.codes() {
+                    out.extend(blocks.values(codes.group));
+                }
+            }
             SourceType::Other(_) => {}
         }
         match out[start..].iter().position(|v| !v.is_finite()) {
             None => Ok(()),
             Some(i) => Err(self.not_finite(rows.start + i / self.cols, i % self.cols, out[start + i])),
+        }
+    }
+
+    /// The codes, scales and minimums of `rows`, for types that have them.
+    ///
+    /// # Errors
+    /// When the file has changed and no longer holds the rows, or a scale or minimum is not finite: names the tensor and
+    /// the place.
+    pub fn read_codes(&self, rows: Range<usize>) -> Result<Unpacked, ConvertError> {
+        let mut out = Unpacked::default();
+        if let SourceType::Blocks(ty) = self.dtype {
+            unpack(ty, &self.bytes(&rows)?, &mut out);
+        }
+        let groups = self.dtype.codes().map_or(1, |c| self.cols / c.group);
+        let bad = |v: &[f32]| v.iter().position(|v| !v.is_finite()).map(|i| (i, v[i]));
+        match bad(&out.scales).or_else(|| bad(&out.mins)) {
+            None => Ok(out),
+            Some((i, value)) => {
+                let place = format!("group {} of row {}", i % groups, rows.start + i / groups);
+                Err(ConvertError::tensor(
+                    &self.name,
+                    format!("holds the scale or minimum {value} at {place}; expected finite ones"),
+                ))
+            }
+        }
+    }
+
+    /// The stored bytes of `rows`, in the model's order.
+    fn bytes(&self, rows: &Range<usize>) -> Result<Bytes, ConvertError> {
+        let row_bytes = self.dtype.row_bytes(self.cols);
+        let range = |rows: Range<usize>| {
+            self.data.range(self.offset + (rows.start * row_bytes) as u64, rows.len() * row_bytes)
+        };
+        match self.order {
+            RowOrder::Stored => range(rows.clone()),
+            RowOrder::RotaryPairs(head) if self.rows == 1 => {
+                let stored = range(rows.clone())?;
+                Ok(half_heads(&stored, 0..self.cols, 0, (head, self.dtype.row_bytes(1))))
+            }
+            RowOrder::RotaryPairs(head) => {
+                // Whole heads are read, since a head's rows are all over it.
+                let first = rows.start / head * head;
+                let stored = range(first..rows.end.next_multiple_of(head).min(self.rows))?;
+                Ok(half_heads(&stored, rows.clone(), first, (head, row_bytes)))
+            }
         }
     }
 
@@ -108,4 +210,15 @@ impl Weight {
         let place = if self.rows == 1 { format!("[{col}]") } else { format!("[{row},{col}]") };
         ConvertError::tensor(&self.name, format!("holds {what} at {place}; expected finite weights"))
     }
+}
+
+/// Rows `rows` of heads whose pairs lie beside each other; `stored` starts at row `first`, a head's first.
+fn half_heads(stored: &[u8], rows: Range<usize>, first: usize, (head, row_bytes): (usize, usize)) -> Bytes {
+    let mut out = Vec::with_capacity(rows.len() * row_bytes);
+    for row in rows {
+        let (half, pair) = (row % head / (head / 2), row % (head / 2));
+        let from = (row / head * head + 2 * pair + half - first) * row_bytes;
+        out.extend_from_slice(&stored[from..from + row_bytes]);
+    }
+    out.into()
 }

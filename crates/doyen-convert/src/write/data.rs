@@ -1,6 +1,12 @@
 //! Runs the jobs of a store and puts their bytes where the store placed them.
 
-use crate::{ConvertError, Progress, Step, job::Job, store::Store};
+use crate::{
+    ConvertError, Progress, Step,
+    job::{Chunk, Job},
+    report::Fates,
+    source::Weight,
+    store::Store,
+};
 use rayon::prelude::*;
 use std::{
     io::{self, Seek, SeekFrom, Write},
@@ -17,32 +23,38 @@ pub(super) enum Failure {
 /// Chunks in flight per thread: enough that a slow one does not hold up the others, few enough to keep memory small.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Writes all tensors, chunk by chunk: a batch of chunks is made in parallel, then written in order.
+/// Writes all tensors, chunk by chunk: a batch of chunks is made in parallel, then written in order. Returns what
+/// became of the source's tensors.
 pub(super) fn write<W: Write + Seek>(
     store: &Store,
     out: &mut W,
     progress: &mut dyn Progress,
-) -> Result<(), Failure> {
+) -> Result<Fates, Failure> {
     let total = store.jobs.iter().map(|j| j.rows.source_bytes()).sum();
     let mut chunks = store.jobs.iter().flat_map(|job| job.chunks().map(move |rows| (job, rows)));
     let batch_len = rayon::current_num_threads() * CHUNKS_PER_THREAD;
-    let (mut batch, mut done) = (Vec::with_capacity(batch_len), 0);
+    let (mut batch, mut done, mut fates) = (Vec::with_capacity(batch_len), 0, Fates::default());
     loop {
         batch.clear();
         batch.extend(chunks.by_ref().take(batch_len));
         let Some((last, _)) = batch.last() else { break };
-        let made: Vec<_> = batch
+        let made: Vec<Chunk> = batch
             .par_iter()
             .map(|(job, rows)| job.run(rows.clone()))
             .collect::<Result<_, _>>()
             .map_err(Failure::Convert)?;
-        for (at, bytes) in made.into_iter().flatten() {
-            out.seek(SeekFrom::Start(at)).and_then(|_| out.write_all(&bytes)).map_err(Failure::Io)?;
+        for (chunk, (job, _)) in made.into_iter().zip(&batch) {
+            for (at, bytes) in chunk.placed {
+                out.seek(SeekFrom::Start(at)).and_then(|_| out.write_all(&bytes)).map_err(Failure::Io)?;
+            }
+            if let Some(origin) = job.origin() {
+                fates.add(origin, job.rows.weights().map(Weight::name), chunk.deviation);
+            }
         }
         done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
         progress.step(Step { done, total, tensor: last.rows.name() });
     }
-    Ok(())
+    Ok(fates)
 }
 
 /// A chunk's share of its job's source bytes.
@@ -88,7 +100,7 @@ mod tests {
     fn store() -> Store {
         let rows = Rows::Rotary { frequencies: [0.5].into(), factor: 2.0, positions: 3, sine: false };
         let mut store = Store::default();
-        store.jobs.push(Job { rows, sink: Sink::Float { ty: FloatType::F32, at: 8 } });
+        store.jobs.push(Job { rows, sink: Sink::Float { ty: FloatType::F32, at: 8 }, reported: None });
         store
     }
 

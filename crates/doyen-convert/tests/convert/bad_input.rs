@@ -214,7 +214,7 @@ fn the_target_is_never_harmed() {
 
     // Replacing works, and a failure while replacing keeps what was there.
     let replace = Target::new(place.package()).replace(true);
-    let other = Options { embed: Width::Bits(Bits::B4), ..options() };
+    let other = Options { embed: Some(Width::Bits(Bits::B4)), ..options() };
     convert(&place.checkpoint(), &replace, &other, &mut Silent).unwrap();
     let after = fs::read(place.package().join("model.onnx")).unwrap();
     assert_ne!(before, after);

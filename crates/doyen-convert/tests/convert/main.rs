@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod common;
+mod gguf;
+mod gguf_faults;
 mod goldens;
 mod lowered;
 mod packages;

@@ -18,7 +18,7 @@ use doyen_tensor::{
 use serde_json::Value;
 use std::{fs, path::Path, sync::Arc};
 
-fn open(package: &Path) -> Package {
+pub fn open(package: &Path) -> Package {
     Package::open(Arc::new(DirSource::open(package).unwrap())).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn f32_options() -> Options {
 }
 
 /// The logits of a few tokens, by the reference interpreter.
-fn logits(package: &Package) -> Vec<f32> {
+pub fn logits(package: &Package) -> Vec<f32> {
     let ids = [5i64, 9, 2, 33];
     let mut inputs = vec![
         ("input_ids".to_owned(), Tensor::from_slice([1, 4], &ids).unwrap()),
@@ -138,7 +138,7 @@ fn widths_approach_the_float_model() {
     let settings =
         ["experts=8", "mlp=8", "attention=8", "block=16"].iter().map(|s| s.parse().unwrap()).collect();
     let place = c.write();
-    place.convert(&Options { settings, embed: eight, lm_head: eight, ..f32_options() }).unwrap();
+    place.convert(&Options { settings, embed: Some(eight), lm_head: Some(eight), ..f32_options() }).unwrap();
     let package = open(&place.package());
     assert_eq!(nodes(&package.graph, "QMoE").len(), 1);
     let quantized = logits(&package);
@@ -155,7 +155,8 @@ fn tied_tables_are_stored_once() {
         [(two, two, true), (Width::Float, Width::Float, true), (two, Width::Bits(Bits::B4), false)]
     {
         let place = c.write();
-        let report = place.convert(&Options { embed, lm_head, ..f32_options() }).unwrap();
+        let report =
+            place.convert(&Options { embed: Some(embed), lm_head: Some(lm_head), ..f32_options() }).unwrap();
         assert_eq!(report.parts.contains_key(&Part::Head), !shared);
         assert_eq!(
             report.notices.iter().any(|n| n.contains("stored twice")),

@@ -4,30 +4,36 @@ use super::Outcome;
 use crate::console;
 use anyhow::{Context, Result};
 use doyen_convert::{
-    Options, Progress, Step, Target, convert,
+    Input, Options, Progress, Step, Target, convert_input,
     options::{Block, LayerOverride, Setting, Width},
+    report::{Fate, Form, Origin},
 };
 use doyen_tensor::FloatType;
 use doyen_text::{Tokenizer, TokenizerFiles};
 use indicatif::ProgressBar;
-use std::{fmt::Write, fs, path::PathBuf};
+use std::{fmt::Write, path::PathBuf};
 
-/// Convert a Hugging Face checkpoint to an ONNX package
+/// Convert a Hugging Face checkpoint or a GGUF file to an ONNX package
 ///
 /// Reads config.json, safetensors (single file or sharded) and the tokenizer's files of a Llama, Qwen2, Qwen3 or Qwen3-MoE
-/// checkpoint. Weights are rounded to nearest, each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype).
-/// The package appears only when it is complete.
+/// checkpoint, or a GGUF file of one (of several: any, the others are found beside it). Weights are rounded to nearest,
+/// each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype). Weights that a GGUF file holds quantized keep
+/// their codes and scales, unless a width is given for their kind; what became of them is printed. The package appears
+/// only when it is complete.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   doyen convert Qwen3-30B-A3B -o qwen3-4bit
   doyen convert Qwen3-30B-A3B -o qwen3-mixed --experts fc1=2,fc2=4 --block 64
   doyen convert Qwen3-30B-A3B -o qwen3-edges --experts 4 --layers '0-1:experts=8;46-:experts=8,attention=float'
-  doyen convert Llama-3.2-1B -o llama-plain --float --dtype f32")]
+  doyen convert Llama-3.2-1B -o llama-plain --float --dtype f32
+  doyen convert SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2
+  doyen convert Qwen3-8B-Q6_K.gguf -o qwen3-8b --mlp 4 --attention 8")]
 #[allow(clippy::struct_excessive_bools, reason = "they are independent flags")]
 pub struct Args {
-    /// Folder of the checkpoint
-    checkpoint: PathBuf,
+    /// Folder of the checkpoint, or a GGUF file
+    #[arg(value_name = "CHECKPOINT")]
+    source: PathBuf,
 
     /// Folder of the package to write
     #[arg(short, long, value_name = "PACKAGE_DIR")]
@@ -69,9 +75,10 @@ pub struct Args {
     #[arg(long, value_name = "on|off", value_parser = Setting::parse_zero_points)]
     zero_points: Option<Setting>,
 
-    /// Float type of activations, scales, norms and float weights: f32, f16 or bf16
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = Options::parse_dtype)]
-    dtype: FloatType,
+    /// Float type of activations, scales, norms and float weights: f32, f16 or bf16 [default: f16; f32 where a GGUF file's
+    /// scales and minimums need it]
+    #[arg(long, value_name = "TYPE", value_parser = Options::parse_dtype)]
+    dtype: Option<FloatType>,
 
     /// Every weight in the --dtype; the options above replace parts of it
     #[arg(long)]
@@ -107,12 +114,10 @@ fn layers(s: &str) -> Result<Overrides, OptionError> {
 }
 
 impl Args {
-    fn options(&self) -> Options {
-        let mut options = if self.float {
-            Options::float(self.dtype)
-        } else {
-            Options { dtype: self.dtype, ..Options::default() }
-        };
+    fn options(&self, input: &Input) -> Options {
+        let dtype = self.dtype.unwrap_or(input.default_dtype());
+        let mut options =
+            if self.float { Options::float(dtype) } else { Options { dtype, ..Options::default() } };
         let s = &mut options.settings;
         s.extend(self.experts.iter().flat_map(|e| &e.0).copied());
         s.extend(self.mlp.map(Setting::Mlp));
@@ -121,30 +126,19 @@ impl Args {
         s.extend(self.attention.map(Setting::Attention));
         s.extend(self.block.map(Setting::Block));
         s.extend(self.zero_points);
-        options.embed = self.embed.unwrap_or(options.embed);
-        options.lm_head = self.lm_head.unwrap_or(options.lm_head);
+        options.embed = self.embed.or(options.embed);
+        options.lm_head = self.lm_head.or(options.lm_head);
         options.layers = self.layers.clone().map_or_else(Vec::new, |l| l.0);
         options
     }
 
-    /// Refuses a tokenizer that no package could use. A file that is missing is the converter's to judge.
-    fn check_tokenizer(&self) -> Result<()> {
-        let read = |name: &str| fs::read(self.checkpoint.join(name)).ok();
-        let Some(tokenizer) = read("tokenizer.json") else { return Ok(()) };
-        Tokenizer::from_files(&TokenizerFiles {
-            tokenizer: &tokenizer,
-            config: read("tokenizer_config.json").as_deref(),
-            special_tokens_map: read("special_tokens_map.json").as_deref(),
-        })
-        .with_context(|| format!("cannot use the tokenizer of {}", self.checkpoint.display()))?;
-        Ok(())
-    }
-
     pub(super) fn run(self) -> Result<Outcome> {
-        self.check_tokenizer()?;
+        let input = Input::open(&self.source)?;
+        check_tokenizer(&input)?;
+        let options = self.options(&input);
         let target = Target::new(&self.output).replace(self.force);
         let mut progress = Bar::new();
-        let report = convert(&self.checkpoint, &target, &self.options(), &mut progress);
+        let report = convert_input(input, &target, &options, &mut progress);
         progress.0.finish_and_clear();
         let report = report?;
         for notice in &report.notices {
@@ -153,9 +147,10 @@ impl Args {
         if self.json {
             let parts: serde_json::Map<_, _> =
                 report.parts.iter().map(|(p, b)| (p.to_string(), b.0.into())).collect();
+            let fates: Vec<_> = report.fates.iter().map(fate).collect();
             let report = serde_json::json!({
                 "architecture": report.architecture, "package": self.output, "parts": parts,
-                "data_file_bytes": report.data_file.0, "notices": report.notices,
+                "data_file_bytes": report.data_file.0, "weights": fates, "notices": report.notices,
             });
             console::print(&format!("{report}\n"))?;
         } else {
@@ -163,12 +158,37 @@ impl Args {
             for (part, bytes) in &report.parts {
                 writeln!(text, "{part:<14} {:>12}", bytes.to_string())?;
             }
+            for fate in &report.fates {
+                writeln!(text, "{fate}")?;
+            }
             let place = self.output.display();
             writeln!(text, "{} written to {place} ({})", report.architecture, report.data_file)?;
             console::print(&text)?;
         }
         Ok(Outcome::Done)
     }
+}
+
+/// Refuses a tokenizer that no package could use.
+fn check_tokenizer(input: &Input) -> Result<()> {
+    let Some(tokenizer) = input.file("tokenizer.json") else { return Ok(()) };
+    Tokenizer::from_files(&TokenizerFiles {
+        tokenizer,
+        config: input.file("tokenizer_config.json"),
+        special_tokens_map: input.file("special_tokens_map.json"),
+    })
+    .with_context(|| format!("cannot use the tokenizer of {}", input.path().display()))?;
+    Ok(())
+}
+
+/// What became of one kind of weights.
+fn fate(fate: &Fate) -> serde_json::Value {
+    let Origin { part, from, form } = &fate.origin;
+    let carried = matches!(form, Form::Codes { carried: true, .. });
+    serde_json::json!({
+        "part": part.to_string(), "from": from, "form": form.to_string(), "carried": carried,
+        "tensors": fate.tensors, "relative_rms_error": fate.deviation.relative(),
+    })
 }
 
 /// Bytes done, rate, time left, and the tensor at hand.

@@ -1,5 +1,7 @@
 //! Tiny synthetic checkpoints, whole or broken in one place.
 
+pub mod gguf;
+
 use doyen_convert::{ConvertError, Options, Report, Silent, Target, convert};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
@@ -103,6 +105,28 @@ impl Checkpoint {
         c
     }
 
+    /// [`Checkpoint::qwen2`] without scaled positions.
+    pub fn qwen2_plain() -> Self {
+        let mut c = Self::qwen2();
+        c.config["rope_scaling"] = Value::Null;
+        c.config["head_dim"] = 16.into();
+        c
+    }
+
+    /// One dense layer; untied.
+    pub fn llama() -> Self {
+        let mut c = Self::new(json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 48,
+            "vocab_size": 64, "max_position_embeddings": 64, "hidden_act": "silu", "bos_token_id": 0,
+            "eos_token_id": 1, "rms_norm_eps": 1e-6,
+        }));
+        c.add_decoder(1, false, false);
+        c.add_swiglu("model.layers.0.mlp", 48);
+        c.add("lm_head.weight", &[64, 32]);
+        c
+    }
+
     fn write_tensors(&self, path: &Path, keep: impl Fn(&str) -> bool) {
         let bytes: BTreeMap<&str, Vec<u8>> = self
             .tensors
@@ -150,7 +174,7 @@ impl Checkpoint {
 pub struct Place(TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         fs::create_dir(place.checkpoint()).unwrap();
         place

@@ -1,0 +1,268 @@
+//! Metadata as the fields of `config.json`.
+//!
+//! Every key below the architecture's prefix must be known here: one that is not may change the computation.
+
+use super::{
+    file::{GgufFile, Stored},
+    metadata::{Metadata, Value},
+    names::{Architecture, EMBEDDING, HEAD, ROPE_FACTORS},
+    tokenizer,
+    types::GgmlType,
+};
+use crate::{ConvertError, config::Fields};
+use serde_json::{Map, Value as Json, json};
+use std::sync::Arc;
+
+/// Keys below the prefix that become a field as they are.
+const COPIED: [(&str, &str); 11] = [
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.sliding_window", "sliding_window"),
+    ("context_length", "max_position_embeddings"),
+    ("rope.freq_base", "rope_theta"),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+];
+
+/// Keys below the prefix that are read by name.
+const READ: [&str; 13] = [
+    "attention.key_length",
+    "attention.value_length",
+    "expert_feed_forward_length",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.finetuned",
+    "vocab_size",
+];
+
+/// Keys below the prefix that change nothing: how the file was made.
+const IGNORED: [&str; 1] = ["tensor_data_layout"];
+
+/// A model's configuration.
+#[derive(Debug)]
+pub(super) struct Config {
+    pub fields: Fields,
+    pub head_dim: usize,
+    /// Divisors of the rotary frequencies, one for each pair of channels.
+    pub rope_factors: Option<Arc<[f32]>>,
+}
+
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    prefix: &'static str,
+}
+
+pub(super) fn read(file: &GgufFile, arch: Architecture) -> Result<Config, ConvertError> {
+    let keys = Keys { metadata: &file.metadata, prefix: arch.prefix() };
+    keys.check_known()?;
+    let mut fields = Map::new();
+    fields.insert("architectures".into(), json!([arch.checkpoint_name()]));
+    for (key, field) in COPIED {
+        if let Some(v) = keys.number(key)? {
+            fields.insert(field.into(), v);
+        }
+    }
+    let head_dim = keys.head_dim()?;
+    fields.insert("head_dim".into(), head_dim.into());
+    fields.insert("vocab_size".into(), vocab(file)?.into());
+    fields.insert("tie_word_embeddings".into(), (!file.tensors.contains_key(HEAD)).into());
+    if let Some(scaling) = keys.rope_scaling()? {
+        fields.insert("rope_scaling".into(), scaling);
+    }
+    fields.extend(biases(file, arch));
+    if arch == Architecture::Qwen3Moe {
+        let inner = keys.number("expert_feed_forward_length")?;
+        let inner =
+            inner.ok_or_else(|| keys.absent("expert_feed_forward_length", "the rows of an expert"))?;
+        fields.insert("moe_intermediate_size".into(), inner.clone());
+        fields.insert("norm_topk_prob".into(), true.into());
+        let dense = |n: &String| n.strip_prefix("blk.")?.strip_suffix(".ffn_up.weight")?.parse::<u32>().ok();
+        fields.insert("mlp_only_layers".into(), file.tensors.keys().filter_map(dense).collect());
+        // Where all layers have experts the field only has to be there.
+        fields.entry("intermediate_size").or_insert(inner);
+    } else {
+        // A count of 0 means a dense model.
+        for field in ["num_experts", "num_experts_per_tok"] {
+            if fields.get(field) == Some(&json!(0)) {
+                fields.remove(field);
+            }
+        }
+    }
+    fields.extend(tokenizer::special_ids(&file.metadata)?);
+    Ok(Config { fields: Fields::new(fields), head_dim, rope_factors: rope_factors(file, head_dim)? })
+}
+
+/// Whether projections have biases: the file says so by having them.
+fn biases(file: &GgufFile, arch: Architecture) -> Vec<(String, Json)> {
+    let has = |module: &str| file.tensors.contains_key(&format!("blk.0.{module}.bias"));
+    let mut out = Vec::new();
+    if arch != Architecture::Qwen2 && has("attn_q") {
+        out.push(("attention_bias".to_owned(), true.into()));
+    }
+    if has("ffn_up") {
+        out.push(("mlp_bias".to_owned(), true.into()));
+    }
+    out
+}
+
+/// Rows of the embedding. There is a key for it, which not every file has and which counts the tokenizer's tokens.
+pub(super) fn vocab(file: &GgufFile) -> Result<usize, ConvertError> {
+    let path = file.metadata.path();
+    match file.tensors.get(EMBEDDING).map(|t| t.shape.as_slice()) {
+        Some(&[rows, _]) => Ok(rows),
+        Some(shape) => {
+            Err(ConvertError::file(path, format!("tensor {EMBEDDING:?}: expected a matrix, found {shape:?}")))
+        }
+        None => {
+            Err(ConvertError::file(path, format!("tensor {EMBEDDING:?}: expected, found no such tensor")))
+        }
+    }
+}
+
+fn rope_factors(file: &GgufFile, head_dim: usize) -> Result<Option<Arc<[f32]>>, ConvertError> {
+    let Some(Stored { ty, shape, offset, bytes, data }) = file.tensors.get(ROPE_FACTORS) else {
+        return Ok(None);
+    };
+    let fail = |message: String| {
+        let path = file.metadata.path();
+        ConvertError::file(path, format!("tensor {ROPE_FACTORS:?}: {message}"))
+    };
+    let expected = head_dim / 2;
+    if *ty != GgmlType::F32 || shape[..] != [expected] {
+        return Err(fail(format!("expected F32 [{expected}], found {ty} {shape:?}")));
+    }
+    let bytes = data.range(*offset, *bytes as usize)?;
+    let factors: Vec<f32> = bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    match factors.iter().find(|f| !(f.is_finite() && **f > 0.0)) {
+        None => Ok(Some(factors.into())),
+        Some(f) => Err(fail(format!("expected factors above 0, found {f}"))),
+    }
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    fn absent(&self, name: &str, expected: &str) -> ConvertError {
+        self.metadata.absent(&self.key(name), expected)
+    }
+
+    fn wrong(&self, name: &str, found: impl std::fmt::Display, expected: &str) -> ConvertError {
+        self.metadata.wrong(&self.key(name), found, expected)
+    }
+
+    fn check_known(&self) -> Result<(), ConvertError> {
+        let dotted = self.key("");
+        for key in self.metadata.keys() {
+            let Some(name) = key.strip_prefix(&dotted) else { continue };
+            let copied = COPIED.iter().any(|(k, _)| *k == name);
+            if !copied && !READ.contains(&name) && !IGNORED.contains(&name) {
+                let found = self.metadata.value(key).map(ToString::to_string).unwrap_or_default();
+                return Err(self.wrong(name, found, "nothing: no recipe here implements it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A number; one for each layer, if they are all the same.
+    fn number(&self, name: &str) -> Result<Option<Json>, ConvertError> {
+        let key = self.key(name);
+        let scalar = match self.metadata.value(&key) {
+            None => return Ok(None),
+            Some(Value::Scalar(s)) => Some(*s),
+            Some(Value::Numbers(n)) => {
+                let first = n.iter().next();
+                if !n.iter().all(|s| Some(s) == first) {
+                    return Err(self.wrong(name, "a list of different numbers", "one number for all layers"));
+                }
+                first
+            }
+            Some(v) => return Err(self.wrong(name, v, "a number")),
+        };
+        let json = scalar.and_then(|s| s.unsigned().map(Json::from).or_else(|| s.float().map(Json::from)));
+        json.map(Some).ok_or_else(|| self.wrong(name, "not a number", "a finite number of 0 or more"))
+    }
+
+    fn size(&self, name: &str) -> Result<Option<usize>, ConvertError> {
+        match self.number(name)? {
+            None => Ok(None),
+            Some(v) => match v.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
+                Some(n) => Ok(Some(n)),
+                None => Err(self.wrong(name, v, "a positive integer")),
+            },
+        }
+    }
+
+    /// Channels of a head; all of them are rotated, and values have as many.
+    fn head_dim(&self) -> Result<usize, ConvertError> {
+        let head_dim = if let Some(n) = self.size("attention.key_length")? {
+            n
+        } else {
+            let width = |name| self.size(name)?.ok_or_else(|| self.absent(name, "a positive integer"));
+            let (hidden, heads) = (width("embedding_length")?, width("attention.head_count")?);
+            if !hidden.is_multiple_of(heads) {
+                let expected = format!("a divisor of embedding_length = {hidden}, or key_length given");
+                return Err(self.wrong("attention.head_count", heads, &expected));
+            }
+            hidden / heads
+        };
+        for name in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(n) = self.size(name)?.filter(|n| *n != head_dim) {
+                return Err(self.wrong(name, n, &format!("{head_dim}, the channels of a head")));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    fn rope_scaling(&self) -> Result<Option<Json>, ConvertError> {
+        let kind = self.metadata.string(&self.key("rope.scaling.type"))?;
+        let mut scaling = Map::new();
+        let mut copy = |name: &str, field: &str| {
+            let value = self.number(name)?;
+            value.map(|v| scaling.insert(field.into(), v));
+            Ok::<_, ConvertError>(())
+        };
+        match kind {
+            None | Some("none") => return Ok(None),
+            Some("linear") => copy("rope.scaling.factor", "factor")?,
+            Some("yarn") => {
+                copy("rope.scaling.factor", "factor")?;
+                copy("rope.scaling.original_context_length", "original_max_position_embeddings")?;
+                copy("rope.scaling.yarn_beta_fast", "beta_fast")?;
+                copy("rope.scaling.yarn_beta_slow", "beta_slow")?;
+            }
+            Some(other) => {
+                let expected = "\"none\", \"linear\" or \"yarn\"";
+                return Err(self.wrong("rope.scaling.type", format!("{other:?}"), expected));
+            }
+        }
+        for name in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
+            if let Some(x) = self.metadata.float(&self.key(name))?.filter(|x| *x != 1.0) {
+                return Err(self.wrong(name, x, "1"));
+            }
+        }
+        scaling.insert("rope_type".into(), kind.into());
+        Ok(Some(scaling.into()))
+    }
+}
+
+/// A refusal of a field as one of the key it came from.
+pub(super) fn explain(error: ConvertError, metadata: &Metadata, arch: Architecture) -> ConvertError {
+    let ConvertError::Config { field, found, expected } = error else { return error };
+    let (key, expected) = match COPIED.iter().find(|(_, f)| *f == field) {
+        Some((key, _)) => (format!("{}.{key}", arch.prefix()), expected),
+        None => (field, expected),
+    };
+    metadata.wrong(&key, found, &expected)
+}

@@ -1,0 +1,66 @@
+//! What a conversion reads: a checkpoint folder, or GGUF files. Opening one checks everything but the weights' values.
+
+use crate::{
+    ConvertError,
+    config::{ModelConfig, RopeScaling},
+    gguf, manifest,
+    source::Checkpoint,
+};
+use doyen_tensor::FloatType;
+use std::path::{Path, PathBuf};
+
+/// A model that can be converted.
+#[derive(Debug)]
+pub struct Input {
+    pub(crate) path: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) files: Vec<(&'static str, Vec<u8>)>,
+    pub(crate) notices: Vec<String>,
+    dtype: FloatType,
+}
+
+impl Input {
+    /// Opens the checkpoint folder or GGUF file at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read, or holds something that no recipe implements.
+    pub fn open(path: &Path) -> Result<Self, ConvertError> {
+        if gguf::is_gguf(path) { Self::open_gguf(path) } else { Self::open_folder(path) }
+    }
+
+    fn open_folder(path: &Path) -> Result<Self, ConvertError> {
+        let config = ModelConfig::read(path)?;
+        let mut notices = Vec::new();
+        let files = manifest::copied_files(path, &mut notices)?;
+        let checkpoint = Checkpoint::open(path)?;
+        Ok(Self { path: path.to_owned(), config, checkpoint, files, notices, dtype: FloatType::F16 })
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ConvertError> {
+        let model = gguf::open(path)?;
+        let mut config = model.config()?;
+        if let Some(factors) = model.rope_factors {
+            config.rope.scaling = RopeScaling::Factors(factors);
+        }
+        let dtype = if model.wants_f32 { FloatType::F32 } else { FloatType::F16 };
+        let gguf::Model { checkpoint, files, notices, .. } = model;
+        Ok(Self { path: path.to_owned(), config, checkpoint, files, notices, dtype })
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file that the package will hold beside the model: `tokenizer.json` and its companions.
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// The float type to convert to where nobody chose one: float16, or float32 where a GGUF file's scales and minimums
+    /// need it to be carried over.
+    pub const fn default_dtype(&self) -> FloatType {
+        self.dtype
+    }
+}
