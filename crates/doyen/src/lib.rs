@@ -5,6 +5,7 @@
 //! | [`cli`] | one file per verb: options, help, what it prints |
 //! | [`model`] | a package on a backend: engine, tokenizer, template, manifest |
 //! | [`bench`] | measuring models and describing the machine |
+//! | [`device`] | the CPU, or a card |
 //! | [`builtin`] | the model embedded in the binary |
 //!
 //! This is the only crate that names a backend.
@@ -16,6 +17,7 @@ pub mod builtin;
 pub mod cli;
 pub mod conformance;
 mod console;
+pub mod device;
 pub mod generate;
 pub mod inventory;
 pub mod model;

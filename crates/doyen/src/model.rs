@@ -140,14 +140,15 @@ impl Model {
             context: context(args.context, context_length(&package, &graph))?,
             sequences,
             numerics: Numerics::from(args.numerics),
+            memory: opened.memory,
             ..PlanOptions::default()
         };
-        let plan = Plan::new(graph, &device, &options)?;
+        let plan = Plan::new(graph, device, &options)?;
         if args.verbose {
-            progress.suspend(|| console::say(explain(&plan, &device)));
+            progress.suspend(|| console::say(explain(&plan, device)));
         }
         progress.set_message("loading");
-        let engine = Engine::new(&plan, &device)?;
+        let engine = Engine::new(&plan, device)?;
         progress.finish_and_clear();
         let eos = eos(&package, &tokenizer, engine.vocab())?;
         let sampling = search(&package.manifest.search);

@@ -1,13 +1,17 @@
 //! `doyen conformance`: operator cases on the reference or on a backend.
 
 use super::{Outcome, options::NumericsArg};
-use crate::{conformance::DeviceRunner, console, model::cpu};
+use crate::{
+    conformance::DeviceRunner,
+    console,
+    device::{DeviceArgs, DeviceName},
+};
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use doyen_graph::testkit::{Case, Exceptions, Reference, Report, Runner, run};
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 /// Run a folder of operator cases
@@ -24,11 +28,11 @@ pub struct Args {
     /// Folder of cases, or of folders of cases
     dir: PathBuf,
 
-    /// What runs the cases
-    #[arg(long, value_enum, default_value_t)]
+    /// What runs the cases: reference, cpu, cuda or cuda:N
+    #[arg(long, value_name = "BACKEND", default_value = "reference")]
     backend: Backend,
 
-    /// How the CPU backend computes quantized products
+    /// How a device computes quantized products
     #[arg(long, value_enum, default_value_t = NumericsArg::Exact)]
     numerics: NumericsArg,
 
@@ -48,13 +52,24 @@ pub struct Args {
 /// The file of exceptions of a source tree.
 const EXCEPTIONS: &str = "conformance-exceptions.json";
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Backend {
-    /// The scalar reference interpreter
+    /// The scalar reference interpreter.
     #[default]
     Reference,
-    /// The CPU kernels, on the lowered graph
-    Cpu,
+    /// A device's kernels, on the lowered graph.
+    Device(DeviceName),
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s == "reference" {
+            return Ok(Self::Reference);
+        }
+        s.parse().map(Self::Device).map_err(|e: String| e.replace("expected", "expected reference,"))
+    }
 }
 
 impl Args {
@@ -68,7 +83,11 @@ impl Args {
         };
         let runner: Box<dyn Runner> = match self.backend {
             Backend::Reference => Box::new(Reference),
-            Backend::Cpu => Box::new(DeviceRunner::new(cpu(self.threads)?).numerics(self.numerics.into())),
+            Backend::Device(device) => {
+                let args = DeviceArgs { device, ..DeviceArgs::default() }.exact_kv();
+                let runner = DeviceRunner::new(args.open(self.threads)?.device);
+                Box::new(runner.numerics(self.numerics.into()))
+            }
         };
         let report = quietly(|| run(&cases, runner.as_ref(), &exceptions));
         if self.json {

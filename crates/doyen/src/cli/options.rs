@@ -1,5 +1,6 @@
 //! Options that several verbs share.
 
+use crate::device::DeviceArgs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use doyen_graph::device::Numerics;
@@ -20,6 +21,9 @@ pub struct ModelArgs {
     /// Threads to compute with [default: the CPUs this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    pub device: DeviceArgs,
 
     /// Positions a sequence can hold [default: the model's context length, at most 4096]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

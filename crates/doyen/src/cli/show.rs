@@ -3,8 +3,9 @@
 use super::Outcome;
 use crate::{
     console,
+    device::cpu,
     inventory::{Inventory, Weight},
-    model::{DEFAULT_CONTEXT, context_length, cpu, lowered, source},
+    model::{DEFAULT_CONTEXT, context_length, lowered, source},
 };
 use anyhow::Result;
 use doyen_graph::{

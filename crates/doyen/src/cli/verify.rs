@@ -3,7 +3,8 @@
 use super::{Outcome, options::NumericsArg};
 use crate::{
     console,
-    model::{cpu, lowered, open, tokenizer},
+    device::DeviceArgs,
+    model::{lowered, open, tokenizer},
     verify::{
         Difference, golden,
         reference::{self, Recorded},
@@ -11,7 +12,6 @@ use crate::{
 };
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use doyen_cpu::CpuDevice;
 use doyen_graph::{
     device::{Device, Numerics},
     lowered::Lowered,
@@ -60,6 +60,9 @@ pub struct Args {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tolerance: Option<f64>,
 
+    #[command(flatten)]
+    device: DeviceArgs,
+
     /// Threads to compute with [default: the CPUs this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
@@ -89,7 +92,8 @@ impl Args {
         let progress = console::spinner("reading the package");
         let package = open(self.package.as_deref())?;
         let graph = Arc::new(lowered(&package)?);
-        let device = cpu(self.threads)?;
+        let opened = self.device.clone().exact_kv().open(self.threads)?;
+        let device = opened.device.as_ref();
         let modes = match self.numerics {
             Some(n) => vec![n.into()],
             None => vec![Numerics::Exact, Numerics::Fast],
@@ -101,7 +105,7 @@ impl Args {
             let goldens = golden::read(path)?;
             modes
                 .iter()
-                .map(|&m| against_golden(&goldens, &graph, &device, m, limit(m)))
+                .map(|&m| against_golden(&goldens, &graph, device, m, limit(m)))
                 .collect::<Result<Vec<_>>>()?
         } else {
             let Against::Reference = self.against;
@@ -110,10 +114,10 @@ impl Args {
             ensure!(!prompt.is_empty(), "the prompt is empty: give some text with --prompt");
             prompt.truncate(self.tokens.get());
             let recorded = reference::record(&package, &prompt)?;
-            progress.set_message("running the CPU backend");
+            progress.set_message("running the device");
             modes
                 .iter()
-                .map(|&m| against_reference(&recorded, &graph, &device, m, limit(m)))
+                .map(|&m| against_reference(&recorded, &graph, device, m, limit(m)))
                 .collect::<Result<Vec<_>>>()?
         };
         progress.finish_and_clear();
@@ -154,7 +158,7 @@ fn tolerance(mode: Numerics, dtype: DType) -> f64 {
 fn against_reference(
     recorded: &Recorded,
     graph: &Arc<Lowered>,
-    device: &CpuDevice,
+    device: &dyn Device,
     mode: Numerics,
     limit: f64,
 ) -> Result<Check> {
@@ -190,7 +194,7 @@ fn against_reference(
 fn against_golden(
     goldens: &[golden::Golden],
     graph: &Arc<Lowered>,
-    device: &CpuDevice,
+    device: &dyn Device,
     mode: Numerics,
     limit: f64,
 ) -> Result<Check> {

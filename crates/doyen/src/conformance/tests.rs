@@ -2,8 +2,7 @@
 //! operator.
 
 use super::*;
-use crate::model::cpu;
-use doyen_cpu::CpuDevice;
+use crate::device::cpu;
 use doyen_graph::{
     check::check,
     ir::{Attr, Attrs, Dim, Fact, Graph},
@@ -166,8 +165,8 @@ impl Setup {
     }
 }
 
-fn device() -> DeviceRunner<CpuDevice> {
-    DeviceRunner::new(cpu(NonZeroUsize::new(2)).unwrap())
+fn device() -> DeviceRunner {
+    DeviceRunner::new(Box::new(cpu(NonZeroUsize::new(2)).unwrap()))
 }
 
 proptest! {

@@ -1,0 +1,149 @@
+//! Which device a verb runs on: the CPU, or a card. The only place that names backends.
+//!
+//! A device that is asked for is used, or it is an error that says what is missing; nothing falls back to the CPU.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use doyen_cpu::CpuDevice;
+use doyen_graph::device::Device;
+use doyen_tensor::ByteCount;
+use std::{num::NonZeroUsize, str::FromStr};
+
+/// `--device`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceName {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA card by its index.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let expected = || format!("expected cpu, cuda or cuda:N, found {s:?}");
+        match s.split_once(':') {
+            None if s == "cpu" => Ok(Self::Cpu),
+            None if s == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", n)) => n.parse().map(Self::Cuda).map_err(|_| expected()),
+            _ => Err(expected()),
+        }
+    }
+}
+
+/// `--compute-dtype` and `--kv-dtype`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum FloatName {
+    /// float32
+    F32,
+    /// float16
+    F16,
+    /// bfloat16
+    #[default]
+    Bf16,
+}
+
+/// Where to compute, and in what.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct DeviceArgs {
+    /// Where to compute: cpu, cuda, or cuda:N for a certain card
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceName,
+
+    /// What a card's tensor cores multiply; f32 keeps to float32 and is slow with long prompts
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    pub compute_dtype: FloatName,
+
+    /// Type of the KV cache on a card [default: the compute type]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub kv_dtype: Option<FloatName>,
+}
+
+/// An opened device.
+pub struct Opened {
+    /// It.
+    pub device: Box<dyn Device>,
+    /// Memory that a plan may take, where the system does not tell.
+    pub memory: Option<ByteCount>,
+}
+
+/// The CPU with the threads asked for, or all CPUs this process may use.
+///
+/// # Errors
+/// When the threads cannot be started.
+pub fn cpu(threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
+    let threads = threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
+    Ok(CpuDevice::new(threads)?)
+}
+
+impl DeviceArgs {
+    /// Float32 caches unless told otherwise, to compare with what knows no other.
+    pub fn exact_kv(self) -> Self {
+        Self { kv_dtype: Some(self.kv_dtype.unwrap_or(FloatName::F32)), ..self }
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// When it cannot be used; says what is missing.
+    pub fn open(&self, threads: Option<NonZeroUsize>) -> Result<Opened> {
+        match self.device {
+            DeviceName::Cpu => Ok(Opened { device: Box::new(cpu(threads)?), memory: None }),
+            DeviceName::Cuda(ordinal) => self.cuda(ordinal),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, ordinal: usize) -> Result<Opened> {
+        use anyhow::Context;
+        use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
+        use doyen_tensor::FloatType;
+
+        let operand = match self.compute_dtype {
+            FloatName::F32 => None,
+            FloatName::F16 => Some(Operand::F16),
+            FloatName::Bf16 => Some(Operand::Bf16),
+        };
+        let kv = match self.kv_dtype.unwrap_or(self.compute_dtype) {
+            FloatName::F32 => FloatType::F32,
+            FloatName::F16 => FloatType::F16,
+            FloatName::Bf16 => FloatType::BF16,
+        };
+        let options = CudaOptions { ordinal, operand, kv, cache: cubins() };
+        let device =
+            CudaDevice::new(&options).with_context(|| format!("cannot compute on cuda:{ordinal}"))?;
+        let memory = Some(device.free_memory()?);
+        Ok(Opened { device: Box::new(device), memory })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(&self, _: usize) -> Result<Opened> {
+        anyhow::bail!("this build has no CUDA: build with --features cuda")
+    }
+}
+
+/// Where compiled kernels are kept: the user's cache folder, if there is one.
+#[cfg(feature = "cuda")]
+fn cubins() -> Option<std::path::PathBuf> {
+    let absolute =
+        |name: &str| std::env::var_os(name).map(std::path::PathBuf::from).filter(|p| p.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    caches.map(|c| c.join("doyen").join("cubins"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_names() {
+        assert_eq!("cpu".parse(), Ok(DeviceName::Cpu));
+        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceName::Cuda(3)));
+        for bad in ["", "gpu", "cuda:", "cuda:x", "cpu:0", "cuda:-1"] {
+            assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
+        }
+    }
+}
