@@ -9,6 +9,7 @@ use crate::{
     session::{
         caches::{Row, Store},
         io::Io,
+        step::Step,
     },
     weights::{Floats, float_kind, optional},
 };
@@ -43,6 +44,12 @@ const SPLIT: usize = 256;
 /// Queries of a tile: as many as share a key head's rows.
 pub(crate) fn tile_queries(heads: usize, kv_heads: usize) -> usize {
     (ROWS * kv_heads / heads.max(1)).clamp(1, ROWS)
+}
+
+/// Blocks that share the keys of a step: several where every sequence has one new token, whose rows alone would leave the
+/// card idle.
+pub(crate) fn splits(step: &Step) -> usize {
+    if step.decode { step.longest.div_ceil(SPLIT).max(1) } else { 1 }
 }
 
 struct AttentionKernel {
@@ -235,7 +242,7 @@ impl Kernel for AttentionKernel {
         let q = cx.scratch.at(0, self.queries(io.tokens))?;
         self.prepare(io, cx, (batch, keys, values), (q, number))?;
 
-        let splits = if cx.step.decode { cx.step.longest.div_ceil(SPLIT).max(1) } else { 1 };
+        let splits = splits(cx.step);
         let part = if splits > 1 {
             cx.scratch.at(self.queries(io.tokens), self.parts(io.tokens, splits))?
         } else {

@@ -14,7 +14,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use attention::tile_queries;
+pub(crate) use attention::{splits, tile_queries};
 
 use crate::{
     driver::{Addr, Buffer, Gpu, Uploads},
@@ -49,6 +49,11 @@ pub(crate) trait Kernel: Send {
 
     /// Launches one step. `number` is what the fault becomes when an index is out of range.
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, number: usize) -> Result<(), CudaError>;
+
+    /// Whether it launches kernels and does nothing else, so that its launches can be recorded and replayed.
+    fn launches(&self) -> bool {
+        true
+    }
 
     /// What its fault means.
     fn fault(&self) -> String {

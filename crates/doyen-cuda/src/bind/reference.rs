@@ -26,6 +26,10 @@ impl Kernel for Reference {
         format!("host reference {}", self.name)
     }
 
+    fn launches(&self) -> bool {
+        false
+    }
+
     fn load(&mut self, _: &Gpu, _: &mut Uploads) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -54,10 +54,6 @@ impl Buffer {
         Ok(Self { slice, start, len })
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.len
-    }
-
     /// The address of a byte.
     ///
     /// # Errors

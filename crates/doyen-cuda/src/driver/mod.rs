@@ -2,8 +2,10 @@
 //!
 //! Everything runs in order on one stream.
 
+mod capture;
 mod memory;
 
+pub(crate) use capture::Capture;
 pub(crate) use memory::{Addr, Buffer, Uploads};
 
 use crate::{

@@ -12,7 +12,7 @@ pub(crate) mod step;
 
 use crate::{
     bind::{Binder, Context, Kernel, Setting},
-    driver::{Buffer, Gpu, Uploads},
+    driver::{Buffer, Capture, Gpu, Uploads},
     error::CudaError,
     module::Operand,
 };
@@ -23,7 +23,11 @@ use doyen_graph::{
 };
 use doyen_tensor::{ByteCount, DType, FloatType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+    sync::Arc,
+};
 use step::Step;
 
 /// Which card, and what it computes in.
@@ -147,10 +151,30 @@ struct CudaSession {
     fault: Buffer,
     caches: Caches,
     step: Step,
+    /// Whether every node launches kernels alone, so that a step can be recorded.
+    launches: bool,
+    captures: HashMap<Shape, Recorded>,
     /// Tokens and rows of the last step.
     last: (usize, usize),
     _constants: Uploads,
 }
+
+/// What decides the launches of a step of one token a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    tokens: usize,
+    rows: usize,
+    splits: usize,
+}
+
+/// A shape that was met: it is recorded when it comes again.
+enum Recorded {
+    Once,
+    Capture(Capture),
+}
+
+/// Shapes that are kept; a recorded step takes host and card memory.
+const MOST_CAPTURES: usize = 64;
 
 impl CudaSession {
     fn new(device: &CudaDevice, program: Program) -> Result<Self, DeviceError> {
@@ -187,7 +211,6 @@ impl CudaSession {
         gpu.wait()?;
         Ok(Self {
             gpu,
-            nodes,
             inputs,
             outputs,
             results,
@@ -196,7 +219,10 @@ impl CudaSession {
             fault,
             caches,
             step,
+            launches: program.graph.tokens.is_some() && nodes.iter().all(|n: &Bound| n.kernel.launches()),
+            captures: HashMap::new(),
             program,
+            nodes,
             last: (0, 0),
             _constants: constants,
         })
@@ -227,6 +253,50 @@ impl CudaSession {
         }
         self.fault.write(&self.gpu, 0, &[0; 4])?;
         Ok(self.step.fill(&self.gpu, batch, self.program.limits.page_size)?)
+    }
+
+    /// Launches the nodes: a step of one token a sequence from its record, once its shape was met before.
+    fn run(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        let shape = Shape { tokens, rows, splits: crate::bind::splits(&self.step) };
+        if !(self.launches && self.step.decode) {
+            return self.launch(batch);
+        }
+        match self.captures.get(&shape) {
+            Some(Recorded::Capture(capture)) => return Ok(capture.replay()?),
+            Some(Recorded::Once) => {
+                let gpu = Arc::clone(&self.gpu);
+                let capture = Capture::record(&gpu, || self.launch(batch))?;
+                capture.replay()?;
+                self.captures.insert(shape, Recorded::Capture(capture));
+                return Ok(());
+            }
+            None if self.captures.len() >= MOST_CAPTURES => self.captures.clear(),
+            None => {}
+        }
+        self.launch(batch)?;
+        self.captures.insert(shape, Recorded::Once);
+        Ok(())
+    }
+
+    fn launch(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        let cx = Context {
+            gpu: &self.gpu,
+            batch,
+            step: &self.step,
+            scratch: &self.scratch,
+            caches: &self.caches,
+            fault: self.fault.start(),
+        };
+        for bound in &self.nodes {
+            let mut io = bound.io.at(&mut self.arena, tokens, rows);
+            bound
+                .kernel
+                .run(&mut io, &cx, bound.node + 1)
+                .map_err(|e| node_error(&self.program.graph.nodes[bound.node])(e.to_string()))?;
+        }
+        Ok(())
     }
 
     fn read_outputs(&mut self) -> Result<(), DeviceError> {
@@ -272,22 +342,7 @@ impl Session for CudaSession {
         check::batch(&self.program, batch).map_err(DeviceError::Step)?;
         self.last = (batch.tokens.len(), batch.rows.len());
         self.write_inputs(batch)?;
-        let (tokens, rows) = self.last;
-        let cx = Context {
-            gpu: &self.gpu,
-            batch,
-            step: &self.step,
-            scratch: &self.scratch,
-            caches: &self.caches,
-            fault: self.fault.start(),
-        };
-        for bound in &self.nodes {
-            let mut io = bound.io.at(&mut self.arena, tokens, rows);
-            bound
-                .kernel
-                .run(&mut io, &cx, bound.node + 1)
-                .map_err(|e| node_error(&self.program.graph.nodes[bound.node])(e.to_string()))?;
-        }
+        self.run(batch)?;
         self.read_outputs()
     }
 

@@ -4,12 +4,14 @@ use crate::{
     driver::{Addr, Buffer, Gpu},
     error::CudaError,
 };
-use doyen_graph::device::{DeviceError, Program, RaggedBatch};
+use doyen_graph::device::{DeviceError, Limits, Program, RaggedBatch, SeqSpan};
 
-/// Where a step's tables lie on the card.
+/// Where a step's tables lie on the card. Every table has a place of its own for the largest step, so that a captured
+/// step finds the next one's tables where it looks for them.
 pub(crate) struct Step {
     memory: Buffer,
     host: Vec<u8>,
+    places: Places,
     /// Queries of a tile that some attention node wants.
     tile_queries: Vec<usize>,
     pub(crate) token_sequence: Addr,
@@ -19,7 +21,7 @@ pub(crate) struct Step {
     pub(crate) rows: Addr,
     /// Per cache group: where each sequence's pages start, and the pages.
     pub(crate) tables: Vec<(Addr, Addr)>,
-    /// In the order of `tile_queries`.
+    /// In the order of `tile_queries`: the tiles, and how many.
     tiles: Vec<(Addr, usize)>,
     /// Positions of the longest sequence, new ones included.
     pub(crate) longest: usize,
@@ -27,32 +29,62 @@ pub(crate) struct Step {
     pub(crate) decode: bool,
 }
 
+/// First bytes of the tables, and of the pages of each group behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Places {
+    token_sequence: usize,
+    first: usize,
+    len: usize,
+    past: usize,
+    rows: usize,
+    tiles: Vec<usize>,
+    starts: Vec<usize>,
+    /// End of what is copied whole.
+    head: usize,
+    pages: Vec<usize>,
+    end: usize,
+}
+
 const ALIGN: usize = 16;
+
+impl Places {
+    fn new(limits: &Limits, groups: usize, tile_queries: usize) -> Self {
+        let mut end = 0;
+        let mut take = |numbers: usize| {
+            let start = end;
+            end = (start + 4 * numbers).next_multiple_of(ALIGN);
+            start
+        };
+        let token_sequence = take(limits.tokens);
+        let (first, len, past) = (take(limits.sequences), take(limits.sequences), take(limits.sequences));
+        let rows = take(limits.rows);
+        let tiles = (0..tile_queries).map(|_| take(2 * limits.tokens)).collect();
+        let starts = (0..groups).map(|_| take(limits.sequences)).collect();
+        let head = take(0);
+        let most = limits.sequences * limits.context.div_ceil(limits.page_size);
+        let pages = (0..groups).map(|_| take(most)).collect();
+        Self { token_sequence, first, len, past, rows, tiles, starts, head, pages, end }
+    }
+}
 
 impl Step {
     /// Room for the largest step of a program.
     pub(crate) fn new(gpu: &Gpu, program: &Program, tile_queries: Vec<usize>) -> Result<Self, DeviceError> {
-        let limits = &program.limits;
-        let pages = limits.sequences * limits.context.div_ceil(limits.page_size);
-        let groups = program.graph.groups.len();
-        // Tokens, then sequences, rows and tiles of at most one query each, in numbers of 4 bytes; every run is padded.
-        let numbers = limits.tokens * (1 + 2 * tile_queries.len())
-            + limits.sequences * (3 + groups)
-            + limits.rows
-            + pages * groups;
-        let runs = 5 + tile_queries.len() + 2 * groups;
-        let memory = Buffer::new(gpu, 4 * numbers + ALIGN * runs, "the tables of a step")?;
-        let start = memory.start();
+        let places = Places::new(&program.limits, program.graph.groups.len(), tile_queries.len());
+        let memory = Buffer::new(gpu, places.end, "the tables of a step")?;
+        let at = |offset| memory.at(offset, 0);
+        let tables = places.starts.iter().zip(&places.pages);
         Ok(Self {
-            host: Vec::with_capacity(memory.len()),
+            host: vec![0; places.end],
+            token_sequence: at(places.token_sequence)?,
+            first: at(places.first)?,
+            len: at(places.len)?,
+            past: at(places.past)?,
+            rows: at(places.rows)?,
+            tables: tables.map(|(&s, &p)| Ok((at(s)?, at(p)?))).collect::<Result<_, CudaError>>()?,
+            tiles: places.tiles.iter().map(|&t| Ok((at(t)?, 0))).collect::<Result<_, CudaError>>()?,
             memory,
-            token_sequence: start,
-            first: start,
-            len: start,
-            past: start,
-            rows: start,
-            tables: vec![(start, start); groups],
-            tiles: vec![(start, 0); tile_queries.len()],
+            places,
             tile_queries,
             longest: 0,
             decode: false,
@@ -68,13 +100,6 @@ impl Step {
         })
     }
 
-    fn push(&mut self, numbers: impl Iterator<Item = i32>) -> Result<Addr, CudaError> {
-        self.host.resize(self.host.len().next_multiple_of(ALIGN), 0);
-        let start = self.host.len();
-        numbers.for_each(|n| self.host.extend_from_slice(&n.to_le_bytes()));
-        self.memory.at(start, self.host.len() - start)
-    }
-
     /// Brings a checked batch's tables to the card.
     pub(crate) fn fill(
         &mut self,
@@ -82,37 +107,92 @@ impl Step {
         batch: &RaggedBatch<'_>,
         page_size: usize,
     ) -> Result<(), CudaError> {
-        self.host.clear();
         let spans = batch.sequences;
-        let of_tokens = spans.iter().enumerate().flat_map(|(i, s)| std::iter::repeat_n(i as i32, s.len));
-        self.token_sequence = self.push(of_tokens)?;
-        self.first = self.push(spans.iter().map(|s| s.first as i32))?;
-        self.len = self.push(spans.iter().map(|s| s.len as i32))?;
-        self.past = self.push(spans.iter().map(|s| s.past as i32))?;
-        self.rows = self.push(batch.rows.iter().map(|&r| r.cast_signed()))?;
+        let (host, places) = (&mut self.host, &self.places);
+        put(host, places.token_sequence, tokens_of(spans));
+        put(host, places.first, spans.iter().map(|s| s.first as i32));
+        put(host, places.len, spans.iter().map(|s| s.len as i32));
+        put(host, places.past, spans.iter().map(|s| s.past as i32));
+        put(host, places.rows, batch.rows.iter().map(|&r| r.cast_signed()));
+        for ((&queries, &place), (_, count)) in
+            self.tile_queries.iter().zip(&places.tiles).zip(&mut self.tiles)
+        {
+            let tiles = spans.iter().enumerate().flat_map(|(i, s)| {
+                (0..s.len).step_by(queries).flat_map(move |first| [i as i32, first as i32])
+            });
+            *count = put(host, place, tiles) / 2;
+        }
         let pages = |i: usize| (spans[i].past + spans[i].len).div_ceil(page_size);
-        for g in 0..self.tables.len() {
+        let mut used = Vec::with_capacity(places.pages.len());
+        for (g, table) in batch.tables.iter().enumerate().take(places.pages.len()) {
             let starts = (0..spans.len()).scan(0, |at, i| {
                 let start = *at;
                 *at += pages(i);
                 Some(start as i32)
             });
-            let starts = self.push(starts)?;
-            let table = &batch.tables[g];
+            put(host, places.starts[g], starts);
             let all = (0..spans.len())
                 .flat_map(|i| table.sequence(i)[..pages(i)].iter().map(|p| p.0.cast_signed()));
-            self.tables[g] = (starts, self.push(all)?);
-        }
-        for q in 0..self.tile_queries.len() {
-            let queries = self.tile_queries[q];
-            let tiles = spans.iter().enumerate().flat_map(|(i, s)| {
-                (0..s.len).step_by(queries).flat_map(move |first| [i as i32, first as i32])
-            });
-            let count = spans.iter().map(|s| s.len.div_ceil(queries)).sum();
-            self.tiles[q] = (self.push(tiles)?, count);
+            used.push(4 * put(host, places.pages[g], all));
         }
         self.longest = spans.iter().map(|s| s.past + s.len).max().unwrap_or(0);
         self.decode = spans.iter().all(|s| s.len == 1);
-        self.memory.write(gpu, 0, &self.host)
+        self.memory.write(gpu, 0, &self.host[..places.head])?;
+        for (&start, len) in places.pages.iter().zip(used) {
+            self.memory.write(gpu, start, &self.host[start..start + len])?;
+        }
+        Ok(())
+    }
+}
+
+/// The sequence of every token.
+fn tokens_of(spans: &[SeqSpan]) -> impl Iterator<Item = i32> {
+    spans.iter().enumerate().flat_map(|(i, s)| std::iter::repeat_n(i as i32, s.len))
+}
+
+/// Writes numbers from a byte on; how many.
+fn put(host: &mut [u8], at: usize, numbers: impl Iterator<Item = i32>) -> usize {
+    let mut count = 0;
+    for (to, n) in host[at..].chunks_exact_mut(4).zip(numbers) {
+        to.copy_from_slice(&n.to_le_bytes());
+        count += 1;
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_do_not_meet() {
+        let limits = Limits { tokens: 7, rows: 3, sequences: 5, context: 100, page_size: 16 };
+        let p = Places::new(&limits, 2, 1);
+        let mut starts = vec![
+            (p.token_sequence, 7),
+            (p.first, 5),
+            (p.len, 5),
+            (p.past, 5),
+            (p.rows, 3),
+            (p.tiles[0], 14),
+            (p.starts[0], 5),
+            (p.starts[1], 5),
+            (p.pages[0], 35),
+            (p.pages[1], 35),
+            (p.end, 0),
+        ];
+        starts.sort_unstable();
+        for pair in starts.windows(2) {
+            assert!(pair[0].0 + 4 * pair[0].1 <= pair[1].0, "{p:?}");
+        }
+        assert!(p.head <= p.pages[0] && p.starts[1] + 20 <= p.head);
+    }
+
+    #[test]
+    fn every_token_knows_its_sequence() {
+        let spans = [SeqSpan { first: 0, len: 2, past: 3 }, SeqSpan { first: 2, len: 1, past: 0 }];
+        let mut host = [0; 16];
+        assert_eq!(put(&mut host, 4, tokens_of(&spans)), 3);
+        assert_eq!(host, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
     }
 }
