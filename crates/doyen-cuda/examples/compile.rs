@@ -1,7 +1,7 @@
 //! Compiles every module for every supported card with the NVRTC that the loader finds, and prints what the kernels take.
 //! Needs no card. `scripts/cuda-compile.sh` runs it with the oldest and the newest NVRTC.
 //!
-//! Usage: compile [--jobs N] [FOLDER]: cubins are also written to FOLDER.
+//! Usage: compile [--jobs N] [--cards 80,90,120] [FOLDER]: cubins are also written to FOLDER.
 
 use doyen_cuda::{
     compile::Compiler,
@@ -19,9 +19,13 @@ use std::{
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let (mut jobs, mut folder) = (std::thread::available_parallelism().map_or(1, usize::from), None);
+    let mut cards = Arch::SUPPORTED.to_vec();
     while let Some(arg) = args.next() {
         if arg == "--jobs" {
             jobs = args.next().and_then(|n| n.parse().ok()).unwrap_or(1);
+        } else if arg == "--cards" {
+            let wanted = args.next().unwrap_or_default();
+            cards.retain(|a| wanted.split(',').any(|w| w == format!("{}{}", a.major, a.minor)));
         } else {
             folder = Some(PathBuf::from(arg));
         }
@@ -34,7 +38,7 @@ fn main() -> ExitCode {
         }
     };
     let work: Vec<(Module, Arch)> =
-        Module::all().into_iter().flat_map(|m| Arch::SUPPORTED.map(|a| (m, a))).collect();
+        cards.iter().flat_map(|&a| Module::all().into_iter().map(move |m| (m, a))).collect();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lines = Mutex::new(vec![Vec::new(); work.len()]);
     std::thread::scope(|scope| {

@@ -52,6 +52,7 @@ __device__ __forceinline__ void store_float(void* p, u64 i, u32 kind, float v) {
 
 // Operands of the tensor cores. `pack` puts `lo` into the low half.
 struct Half {
+    static constexpr bool EIGHT = true;  // 8-bit codes fit beside a power of two
     static __device__ __forceinline__ u32 pack(float lo, float hi) {
         u32 d;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
@@ -65,6 +66,7 @@ struct Half {
 };
 
 struct Brain {
+    static constexpr bool EIGHT = false;
     static __device__ __forceinline__ u32 pack(float lo, float hi) {
         u32 d;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));

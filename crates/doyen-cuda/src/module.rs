@@ -96,6 +96,8 @@ pub enum Module {
     Attention,
     /// Products of few rows, in float32.
     Gemv(Width),
+    /// Products of up to 8 rows with codes, on the tensor cores.
+    Few(Bits, Operand),
     /// Products of many rows, on the tensor cores.
     Gemm(Width, Operand),
 }
@@ -105,6 +107,7 @@ impl Module {
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::Pointwise, Self::Route, Self::Attention];
         all.extend(Width::ALL.map(Self::Gemv));
+        all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Width::ALL.iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
         all
     }
@@ -116,6 +119,7 @@ impl Module {
             Self::Route => ("route.cu", include_str!("../kernels/route.cu")),
             Self::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
+            Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
         }
     }
@@ -125,6 +129,7 @@ impl Module {
         match self {
             Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
             Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
+            Self::Few(b, o) => vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())],
             Self::Gemm(w, o) => vec![format!("BITS={}", w.bits()), format!("OPERAND={}", o.type_name())],
         }
     }
@@ -138,6 +143,7 @@ impl Module {
             Self::Route => &["route", "group_count", "group_place", "activate_rows", "combine"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
+            Self::Few(..) => &["few", "few_activated"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
         }
     }
@@ -150,6 +156,7 @@ impl fmt::Display for Module {
             Self::Route => f.write_str("route"),
             Self::Attention => f.write_str("attention"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
+            Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
             Self::Gemm(w, o) => write!(f, "gemm_{}b_{o}", w.bits()),
         }
     }

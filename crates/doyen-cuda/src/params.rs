@@ -37,6 +37,11 @@ pub(crate) struct Activation {
     pub(crate) limit: f32,
 }
 
+impl Activation {
+    /// None at all.
+    pub(crate) const IDENTITY: Self = Self { kind: 0, gate: 0, alpha: 1.0, beta: 0.0, limit: f32::INFINITY };
+}
+
 /// `GemvParams` of gemv.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -86,6 +91,28 @@ pub(crate) struct Gemm {
     pub(crate) m: u32,
     pub(crate) x_div: u32,
     pub(crate) y_by_route: u32,
+}
+
+/// `FewParams` of few.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Few {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) experts: Addr,
+    pub(crate) order: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) ends: Addr,
+    pub(crate) tile_count: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+    pub(crate) x_div: u32,
+    pub(crate) y_by_route: u32,
+    pub(crate) act: Activation,
 }
 
 /// `RouteParams` of route.cu.
@@ -326,7 +353,7 @@ macro_rules! params {
 }
 
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
-params!(Transpose, Prepare, Attend);
+params!(Transpose, Prepare, Attend, Few);
 
 #[cfg(test)]
 mod tests {
@@ -340,6 +367,7 @@ mod tests {
         assert_eq!(size_of::<Gemv>(), 88 + 5 * 8 + 8);
         assert_eq!(size_of::<Routed>(), 88 + 5 * 8 + 4 * 4 + 20 + 4);
         assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
+        assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 4 * 4 + 20 + 4);
         assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);
         assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use doyen_graph::device::DeviceError;
 use doyen_tensor::{
     FloatType, Tensor, TensorError,
-    format::{QuantMatrix, ZeroPoints},
+    format::{Bits, QuantMatrix, ZeroPoints},
 };
 use std::sync::Arc;
 
@@ -248,6 +248,19 @@ impl Bank {
         self.width
     }
 
+    /// The code width, where the kernels for few rows can read the codes: whole aligned runs of 16, zero points that are
+    /// codes.
+    pub(crate) fn few(&self) -> Option<Bits> {
+        let bits = match self.width {
+            Width::B2 => Bits::B2,
+            Width::B4 => Bits::B4,
+            Width::B8 => Bits::B8,
+            Width::F16 | Width::F32 => return None,
+        };
+        let s = &self.shape;
+        (s.aligned != 0 && s.cols.is_multiple_of(16) && s.zero_kind != 3).then_some(bits)
+    }
+
     pub(crate) const fn rows(&self) -> usize {
         self.shape.rows as usize
     }
@@ -324,7 +337,7 @@ impl Bank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doyen_tensor::{FloatView, format::Bits};
+    use doyen_tensor::FloatView;
 
     fn matrix<'a>(codes: &'a [u8], scales: &'a [u8], block: usize) -> QuantMatrix<'a> {
         QuantMatrix {
@@ -348,6 +361,7 @@ mod tests {
         assert_eq!((bank.shape.codes_stride, bank.shape.scales_stride), (64, 4));
         assert_eq!((bank.shape.blocks, bank.shape.block_shift, bank.shape.aligned), (2, 5, 1));
         assert_eq!(bank.bytes(), 192 + 48);
+        assert_eq!(bank.few(), Some(Bits::B4));
         assert!(bank.params().is_err());
         let error = Bank::quantized(&m, 4, &codes, &scales, None).unwrap_err();
         assert!(error.contains("codes"), "{error}");

@@ -1,10 +1,15 @@
 //! Routing and experts.
 //!
-//! Few tokens: every route reads its expert's rows as they lie, FC1 with the activation and FC2 with the weighted sum in one
-//! launch each. Many: routes are put into the experts' order on the card, every expert's rows go through the tensor
-//! cores together, and the rows of a token are summed in the order of its routes.
+//! In float32 every route reads its expert's rows as they lie, FC1 with the activation and FC2 with the weighted sum in one
+//! launch each. On the tensor cores routes are put into the experts' order on the card (one token's need none), every
+//! expert's rows are read once for all that is routed to it, and the rows of a token are summed in the order of its
+//! routes.
 
-use super::{Binder, Context, Kernel, cols, linear::FEW, ready, rows_at};
+use super::{
+    Binder, Context, Kernel, cols,
+    linear::{FEW, FEW_BLOCK},
+    ready, rows_at,
+};
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
     error::CudaError,
@@ -97,6 +102,8 @@ struct ProjectionFunctions {
     routed: Function,
     activated: Function,
     sum: Function,
+    /// Plain and with the activation.
+    few: Option<[Function; 2]>,
     grouped: Option<[Function; 2]>,
 }
 
@@ -117,7 +124,12 @@ impl Projection {
             let many = Module::Gemm(self.bank.width(), o);
             Ok::<_, CudaError>([gpu.function(many, "grouped_16", 0)?, gpu.function(many, "grouped_64", 0)?])
         });
+        let tile = self.bank.few().zip(operand).map(|(bits, o)| {
+            let module = Module::Few(bits, o);
+            Ok::<_, CudaError>([gpu.function(module, "few", 0)?, gpu.function(module, "few_activated", 0)?])
+        });
         self.functions = Some(ProjectionFunctions {
+            few: tile.transpose()?,
             routed: gpu.function(few, "routed", 0)?,
             activated: gpu.function(few, "routed_activated", 0)?,
             sum: gpu.function(few, "routed_sum", sum_shared)?,
@@ -169,8 +181,14 @@ struct Layout {
 }
 
 /// Rows of tiles of the grouped products. An expert's last tile is rarely full, so few routes to an expert take small ones.
-const fn tile_rows(routes: usize, experts: usize) -> usize {
-    if routes < 32 * experts { 16 } else { 64 }
+const fn tile_rows(routes: usize, experts: usize, few: bool) -> usize {
+    if few && routes <= FEW * experts {
+        FEW
+    } else if routes < 32 * experts {
+        16
+    } else {
+        64
+    }
 }
 
 /// Tiles that `routes` routes to `experts` experts have at most.
@@ -198,13 +216,13 @@ impl ExpertsKernel {
         let counts = take(self.experts, 1)?;
         let ends = take(self.experts, 1)?;
         let order = take(routes, 1)?;
-        let tiles = take(most_tiles(routes, self.experts, 16), 2)?;
+        let tiles = take(most_tiles(routes, self.experts, FEW), 2)?;
         let tile_count = take(1, 1)?;
         Some(Layout { h1, h3, a, counts, ends, order, tiles, tile_count, end })
     }
 
     /// Products of routes one by one, in float32.
-    fn few(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
+    fn exact(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
         let routes = tokens * self.k;
         let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
         let a = place(at.a, routes * self.inter)?;
@@ -258,15 +276,69 @@ impl ExpertsKernel {
     }
 
     /// Products expert by expert on the tensor cores.
-    fn many(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
-        let shared = ready(self.functions.as_ref())?;
+    fn grouped(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
         let routes = tokens * self.k;
-        let (experts, hidden) = (self.experts, self.fc2.bank.rows());
-        let rows = tile_rows(routes, experts);
+        let hidden = self.fc2.bank.rows();
+        let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
+        let groups = self.group(io, cx, (tokens, at))?;
+        let x = io.input(0)?;
+        let h1 = place(at.h1, routes * self.fc1.bank.rows().max(hidden))?;
+        let h3 = place(at.h3, if self.fc3.is_some() { routes * self.inter } else { 0 })?;
+        let a = place(at.a, routes * self.inter)?;
+        if groups.rows == FEW && self.fc3.is_none() {
+            self.product(cx, &groups, Product { p: &self.fc1, x, y: a, x_div: self.k, activated: true })?;
+        } else {
+            self.product(cx, &groups, Product { p: &self.fc1, x, y: h1, x_div: self.k, activated: false })?;
+            if let Some(fc3) = &self.fc3 {
+                self.product(cx, &groups, Product { p: fc3, x, y: h3, x_div: self.k, activated: false })?;
+            }
+            self.activate(cx, routes, (h1, h3, a))?;
+        }
+        self.product(cx, &groups, Product { p: &self.fc2, x: a, y: h1, x_div: 0, activated: false })?;
+        let params = params::Combine {
+            rows: h1,
+            mix: io.input(2)?,
+            y: io.output(0)?,
+            n: (tokens * hidden) as u64,
+            hidden: hidden as u32,
+            k: self.k as u32,
+        };
+        cx.gpu.launch(&ready(self.functions.as_ref())?.combine, Grid::over(tokens * hidden), params)
+    }
+
+    /// Whether the kernels for few rows read every projection.
+    fn all_few(&self) -> bool {
+        let all = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()];
+        all.into_iter().flatten().all(|p| p.bank.few().is_some())
+    }
+
+    /// Puts the routes into the experts' order. One token's routes are tiles as they are.
+    fn group(
+        &self,
+        io: &Io<'_>,
+        cx: &Context<'_>,
+        (tokens, at): (usize, Layout),
+    ) -> Result<Groups, CudaError> {
+        let (routes, experts) = (tokens * self.k, self.experts);
+        let rows = tile_rows(routes, experts, self.all_few());
+        let ids = io.input(1)?;
+        if rows == FEW && tokens == 1 {
+            let none = Addr::NONE;
+            return Ok(Groups {
+                rows,
+                tiles: routes,
+                routes,
+                experts: ids,
+                order: none,
+                list: none,
+                ends: none,
+                count: none,
+            });
+        }
         let tiles = most_tiles(routes, experts, rows);
         let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
         let group = params::Group {
-            ids: io.input(1)?,
+            ids,
             counts: place(at.counts, experts)?,
             ends: place(at.ends, experts)?,
             order: place(at.order, routes)?,
@@ -276,57 +348,108 @@ impl ExpertsKernel {
             experts: experts as u32,
             tile_rows: rows as u32,
         };
+        let shared = ready(self.functions.as_ref())?;
         cx.gpu.launch(&shared.count, Grid::new([experts, 1, 1], 256), group)?;
         cx.gpu.launch(&shared.place, Grid::new([experts, 1, 1], 256), group)?;
-        let product = |p: &Projection, x: Addr, y: Addr, x_div: usize, by_route: bool| {
-            let (bias, bias_float) = optional(p.bias.as_ref());
-            let functions = ready(p.functions.as_ref())?;
-            let [small, large] = ready(functions.grouped.as_ref())?;
-            let params = params::Gemm {
-                w: p.bank.params()?,
+        Ok(Groups {
+            rows,
+            tiles,
+            routes,
+            experts: Addr::NONE,
+            order: group.order,
+            list: group.tiles,
+            ends: group.ends,
+            count: group.tile_count,
+        })
+    }
+
+    fn product(&self, cx: &Context<'_>, g: &Groups, job: Product<'_>) -> Result<(), CudaError> {
+        let Product { p, x, y, x_div, activated } = job;
+        let functions = ready(p.functions.as_ref())?;
+        let (bias, bias_float) = optional(p.bias.as_ref());
+        let w = p.bank.params()?;
+        let (x_stride, m) = (p.bank.cols() as u64, g.routes as u32);
+        // What reads in the experts' order (FC2) writes rows by route; FC1 the other way round.
+        let y_by_route = u32::from(x_div == 0);
+        if g.rows == FEW {
+            let [plain, with_activation] = ready(functions.few.as_ref())?;
+            let (values, per_block, f) = match (activated, self.act.gate) {
+                (false, _) => (p.bank.rows(), FEW_BLOCK, plain),
+                (true, NONE) => (self.inter, FEW_BLOCK, with_activation),
+                (true, _) => (self.inter, FEW_BLOCK / 2, with_activation),
+            };
+            let params = params::Few {
+                w,
                 x,
                 y,
                 bias,
-                order: group.order,
-                tiles: group.tiles,
-                ends: group.ends,
-                tile_count: group.tile_count,
-                x_stride: p.bank.cols() as u64,
-                y_stride: p.bank.rows() as u64,
+                experts: g.experts,
+                order: g.order,
+                tiles: g.list,
+                ends: g.ends,
+                tile_count: g.count,
+                x_stride,
+                y_stride: values as u64,
                 bias_float,
-                m: routes as u32,
+                m,
                 x_div: x_div as u32,
-                y_by_route: u32::from(by_route),
+                y_by_route,
+                act: self.act,
             };
-            let grid = Grid::new([p.bank.rows().div_ceil(64), tiles, 1], 128);
-            cx.gpu.launch(if rows == 16 { small } else { large }, grid, params)
-        };
-        let x = io.input(0)?;
-        let h1 = place(at.h1, routes * self.fc1.bank.rows().max(hidden))?;
-        let h3 = place(at.h3, if self.fc3.is_some() { routes * self.inter } else { 0 })?;
-        let a = place(at.a, routes * self.inter)?;
-        product(&self.fc1, x, h1, self.k, false)?;
-        if let Some(fc3) = &self.fc3 {
-            product(fc3, x, h3, self.k, false)?;
+            return cx.gpu.launch(f, Grid::new([values.div_ceil(per_block), g.tiles, 1], 256), params);
         }
-        self.activate(cx, routes, (h1, h3, a))?;
-        product(&self.fc2, a, h1, 0, true)?;
-        let params = params::Combine {
-            rows: h1,
-            mix: io.input(2)?,
-            y: io.output(0)?,
-            n: (tokens * hidden) as u64,
-            hidden: hidden as u32,
-            k: self.k as u32,
+        let [small, large] = ready(functions.grouped.as_ref())?;
+        let params = params::Gemm {
+            w,
+            x,
+            y,
+            bias,
+            order: g.order,
+            tiles: g.list,
+            ends: g.ends,
+            tile_count: g.count,
+            x_stride,
+            y_stride: p.bank.rows() as u64,
+            bias_float,
+            m,
+            x_div: x_div as u32,
+            y_by_route,
         };
-        cx.gpu.launch(&shared.combine, Grid::over(tokens * hidden), params)
+        let grid = Grid::new([p.bank.rows().div_ceil(64), g.tiles, 1], 128);
+        cx.gpu.launch(if g.rows == 16 { small } else { large }, grid, params)
     }
+}
+
+/// The routes of a step by expert.
+struct Groups {
+    /// Rows of a tile.
+    rows: usize,
+    /// Tiles there are at most.
+    tiles: usize,
+    routes: usize,
+    /// The expert of each route, where every route is a tile of its own; otherwise the others.
+    experts: Addr,
+    order: Addr,
+    list: Addr,
+    ends: Addr,
+    count: Addr,
+}
+
+/// One grouped product.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    p: &'a Projection,
+    x: Addr,
+    y: Addr,
+    /// Routes that share a row of `x`; 0 where `x` is in the experts' order.
+    x_div: usize,
+    activated: bool,
 }
 
 impl Kernel for ExpertsKernel {
     fn name(&self) -> String {
         let bits = |p: &Projection| p.bank.width().bits();
-        let how = self.operand.map_or_else(|| "f32".into(), |o| format!("f32 / {o} tensor cores"));
+        let how = self.operand.map_or_else(|| "f32".into(), |o| format!("{o} tensor cores"));
         format!("experts {}b / {}b {how}", bits(&self.fc1), bits(&self.fc2))
     }
 
@@ -358,10 +481,10 @@ impl Kernel for ExpertsKernel {
         let tokens = io.input_numel(0) / self.fc2.bank.rows().max(1);
         let layout = tokens.checked_mul(self.k).and_then(|r| self.layout(r));
         let layout = ready(layout.as_ref())?;
-        if self.operand.is_some() && tokens > FEW {
-            self.many(io, cx, (tokens, *layout))
+        if self.operand.is_some() {
+            self.grouped(io, cx, (tokens, *layout))
         } else {
-            self.few(io, cx, (tokens, *layout))
+            self.exact(io, cx, (tokens, *layout))
         }
     }
 }
@@ -467,11 +590,12 @@ mod tests {
     fn tiles_fit_every_distribution() {
         for counts in [vec![1; 7], vec![17, 0, 1, 16], vec![64, 65, 1], vec![0, 0, 0], vec![1000]] {
             let (routes, experts) = (counts.iter().sum::<usize>(), counts.len());
-            for rows in [16, 64] {
+            for rows in [8, 16, 64] {
                 let tiles: usize = counts.iter().map(|c: &usize| c.div_ceil(rows)).sum();
                 assert!(tiles <= most_tiles(routes, experts, rows), "{counts:?} in tiles of {rows}");
             }
             assert!(most_tiles(routes, experts, 64) <= most_tiles(routes, experts, 16));
+            assert!(most_tiles(routes, experts, 16) <= most_tiles(routes, experts, FEW));
         }
     }
 }

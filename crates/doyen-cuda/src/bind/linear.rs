@@ -2,7 +2,7 @@
 
 use super::{Binder, Context, Kernel, cols, ready};
 use crate::{
-    driver::{Function, Gpu, Grid, Uploads},
+    driver::{Addr, Function, Gpu, Grid, Uploads},
     error::CudaError,
     module::{Module, Operand},
     params,
@@ -14,7 +14,7 @@ use doyen_graph::{
 };
 use doyen_tensor::Tensor;
 
-/// Rows of activations up to which weights are read as they lie, row by row, in float32.
+/// Rows of activations of a tile of the kernels for few rows: `TOKENS` of few.cu.
 pub(super) const FEW: usize = 8;
 
 /// `y = x W^T + bias`.
@@ -25,14 +25,16 @@ struct Product {
     functions: Option<Functions>,
 }
 
-/// Kernels for 1, 2 and up to 4 rows; for up to 16 and for more.
+/// Kernels in float32 for 1, 2 and up to 4 rows; on the tensor cores for up to [`FEW`], up to 16, and more.
 struct Functions {
-    few: [Function; 3],
+    exact: [Function; 3],
+    few: Option<Function>,
     many: Option<[Function; 2]>,
 }
 
-/// Output rows of a block of the kernels for few rows, and the weight rows of one of those for many.
+/// Weight rows of a block of the kernels in float32, of those for few rows, and of those for many.
 const GEMV_BLOCK: usize = 8;
+pub(super) const FEW_BLOCK: usize = 16;
 const GEMM_BLOCK: usize = 64;
 
 impl Kernel for Product {
@@ -40,7 +42,7 @@ impl Kernel for Product {
         let bits = self.bank.width().bits();
         match self.operand {
             None => format!("matmul_{bits}b f32"),
-            Some(o) => format!("matmul_{bits}b f32 / {o} tensor cores"),
+            Some(o) => format!("matmul_{bits}b {o} tensor cores"),
         }
     }
 
@@ -53,13 +55,16 @@ impl Kernel for Product {
         if let Some(b) = &mut self.bias {
             b.upload(gpu, constants)?;
         }
-        let few = Module::Gemv(self.bank.width());
-        let few = |entry| gpu.function(few, entry, 0);
+        let exact = Module::Gemv(self.bank.width());
+        let exact = |entry| gpu.function(exact, entry, 0);
+        let few = self.bank.few().zip(self.operand);
+        let few = few.map(|(bits, o)| gpu.function(Module::Few(bits, o), "few", 0)).transpose()?;
         let many = self.operand.map(|o| Module::Gemm(self.bank.width(), o));
         let many = many
             .map(|m| Ok::<_, CudaError>([gpu.function(m, "gemm_16", 0)?, gpu.function(m, "gemm_64", 0)?]));
         self.functions = Some(Functions {
-            few: [few("gemv_1")?, few("gemv_2")?, few("gemv_4")?],
+            exact: [exact("gemv_1")?, exact("gemv_2")?, exact("gemv_4")?],
+            few,
             many: many.transpose()?,
         });
         Ok(())
@@ -73,9 +78,9 @@ impl Kernel for Product {
         let (x, y) = (io.input(0)?, io.output(0)?);
         let (bias, bias_float) = optional(self.bias.as_ref());
         let (x_stride, y_stride) = (cols as u64, rows as u64);
-        match &functions.many {
-            Some([small, large]) if m > FEW => {
-                let none = crate::driver::Addr::NONE;
+        let none = Addr::NONE;
+        match (&functions.few, &functions.many) {
+            (_, Some([small, large])) if m > FEW => {
                 let params = params::Gemm {
                     w,
                     x,
@@ -96,12 +101,34 @@ impl Kernel for Product {
                 let grid = Grid::new([rows.div_ceil(GEMM_BLOCK), m.div_ceil(tile), 1], 128);
                 cx.gpu.launch(f, grid, params)
             }
+            (Some(f), _) => {
+                let params = params::Few {
+                    w,
+                    x,
+                    y,
+                    bias,
+                    experts: none,
+                    order: none,
+                    tiles: none,
+                    ends: none,
+                    tile_count: none,
+                    x_stride,
+                    y_stride,
+                    bias_float,
+                    m: m as u32,
+                    x_div: 0,
+                    y_by_route: 0,
+                    act: params::Activation::IDENTITY,
+                };
+                let grid = Grid::new([rows.div_ceil(FEW_BLOCK), m.div_ceil(FEW), 1], 256);
+                cx.gpu.launch(f, grid, params)
+            }
             _ => {
                 let params = params::Gemv { w, x, y, bias, x_stride, y_stride, bias_float, m: m as u32 };
                 let (f, lot) = match m {
-                    0 | 1 => (&functions.few[0], 1),
-                    2 => (&functions.few[1], 2),
-                    _ => (&functions.few[2], 4),
+                    0 | 1 => (&functions.exact[0], 1),
+                    2 => (&functions.exact[1], 2),
+                    _ => (&functions.exact[2], 4),
                 };
                 let grid = Grid::new([rows.div_ceil(GEMV_BLOCK), m.div_ceil(lot), 1], 128);
                 cx.gpu.launch(f, grid, params)

@@ -74,7 +74,7 @@ fn every_pair_of_widths_has_kernels() {
         for b2 in [2, 4, 8] {
             let (graph, node) = experts((b1, b2));
             let kernel = bind(&graph, &node, SETTING).unwrap();
-            assert_eq!(kernel.name(), format!("experts {b1}b / {b2}b f32 / bf16 tensor cores"));
+            assert_eq!(kernel.name(), format!("experts {b1}b / {b2}b bf16 tensor cores"));
             let codes = 4 * (64 * 64 * b1 + 64 * 32 * b2) / 8;
             assert_eq!(kernel.resident(), codes + 4 * 4 * (64 * 4 + 64 * 2));
             // FC1 rows of every route, and activated ones.
