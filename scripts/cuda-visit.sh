@@ -2,12 +2,12 @@
 # One visit to a machine with a card: correctness first, then times, a short table last. Builds nothing there.
 #
 # Usage: scripts/cuda-visit.sh BIN [DATA] [OUT]
-#   BIN   folder with doyen and cuda-bench (cargo build --release -p doyen; --example bench of doyen-cuda)
+#   BIN   folder with doyen, check and bench: cargo build --release -p doyen, and --examples -p doyen-cuda
 #   DATA  folder with conformance/ (cases), goldens/NAME/{package,golden.safetensors} and heldout.txt, what is there of it
 #   OUT   where full logs go
 # NVRTC is taken from the loader's path, or from any Python or CUDA installation found.
 set -uo pipefail
-bin=$(realpath "${1:?folder with doyen and cuda-bench}")
+bin=$(realpath "${1:?folder with doyen, check and bench}")
 data=${2:-}
 out=${3:-/tmp/cuda-visit}
 mkdir -p "$out"
@@ -28,6 +28,7 @@ step() {
     return $rc
 }
 
+step check 120 "$bin/check"
 prompt='To sort a list in Python'
 step run 60 "$bin/doyen" run --device cuda -v -p "$prompt" --temperature 0 -n 64
 step run-exact 60 "$bin/doyen" run --device cuda --numerics exact --kv-dtype f32 -p "$prompt" --temperature 0 -n 64 --stats none
@@ -49,9 +50,9 @@ if [ -f "$data/heldout.txt" ]; then
     step eval-cuda 60 "$bin/doyen" eval --device cuda --text "$data/heldout.txt" --window 256 --windows 8
     step eval-cpu 60 "$bin/doyen" eval --numerics exact --text "$data/heldout.txt" --window 256 --windows 8
 fi
-step bench 150 "$bin/cuda-bench"
+step bench 150 "$bin/bench"
 
-for name in run verify conformance; do
+for name in check run verify conformance; do
     [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log" | cut -c1-180; }
 done
 echo "== bench"

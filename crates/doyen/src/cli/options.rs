@@ -22,6 +22,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
 
+    /// Where to compute.
     #[command(flatten)]
     pub device: DeviceArgs,
 

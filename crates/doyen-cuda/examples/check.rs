@@ -1,0 +1,126 @@
+//! Compares the tensor-core kernels with the float32 ones on a card: experts at every pair of widths, block sizes, zero
+//! points, biases and gates, and products, with few and many rows. The float32 kernels themselves are judged by the
+//! conformance cases.
+//!
+//! Usage: check [CUBIN_FOLDER]; the exit code is 1 when something differs.
+
+mod graph;
+
+use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
+use doyen_graph::{device::Numerics, lowered::Lowered};
+use doyen_tensor::{DType, FloatType, Tensor};
+use graph::{Bank, Build, Result, inputs, session, step};
+use std::process::ExitCode;
+
+/// ||a - b|| / ||b||; NaN never passes a comparison.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let difference: f64 = a.iter().zip(b).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
+    let size: f64 = b.iter().map(|&b| square(f64::from(b))).sum();
+    if a.len() == b.len() { (difference / size).sqrt() } else { f64::NAN }
+}
+
+struct Check {
+    devices: [(Operand, CudaDevice, f64); 2],
+    run: usize,
+    failed: usize,
+    worst: f64,
+}
+
+impl Check {
+    fn compare(&mut self, name: &str, graph: &Lowered, tokens: usize, given: &[Tensor]) -> Result<()> {
+        let result = |device: &CudaDevice, numerics| -> Result<Vec<f32>> {
+            let mut session = session(device, graph, tokens, numerics)?;
+            step(session.as_mut(), tokens, given)?;
+            Ok(session.output(0).to_vec())
+        };
+        let exact = result(&self.devices[0].1, Numerics::Exact)?;
+        for (operand, device, limit) in &self.devices {
+            let found = distance(&result(device, Numerics::Fast)?, &exact);
+            self.run += 1;
+            self.worst = self.worst.max(found / limit);
+            if found.is_nan() || found > *limit {
+                self.failed += 1;
+                println!("DIFFERS {name}, {tokens} tokens, {operand}: {found:.2e} (limit {limit:.0e})");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn experts(check: &mut Check) -> Result<()> {
+    let base = Bank {
+        experts: 16,
+        k: 4,
+        hidden: 256,
+        inter: 192,
+        bits: (4, 4),
+        block: 64,
+        zero_points: false,
+        biases: false,
+        fusion: Some(1),
+        scales: DType::F16,
+    };
+    let mut cases = Vec::new();
+    for b1 in [2, 4, 8] {
+        for b2 in [2, 4, 8] {
+            for block in [0, 16, 32, 64] {
+                for zero_points in [false, true] {
+                    cases.push(Bank { bits: (b1, b2), block, zero_points, ..base });
+                }
+            }
+        }
+    }
+    for fusion in [None, Some(0), Some(1), Some(2)] {
+        cases.push(Bank { fusion, biases: true, ..base });
+        cases.push(Bank { fusion, inter: 80, block: 16, scales: DType::F32, ..base });
+        cases.push(Bank { fusion, bits: (2, 8), block: 0, zero_points: true, biases: true, ..base });
+    }
+    cases.push(Bank { inter: 256, block: 128, scales: DType::BF16, ..base });
+    cases.push(Bank { inter: 256, block: 256, ..base });
+    for (i, &bank) in cases.iter().enumerate() {
+        let mut build = Build::new(i as u64);
+        let x = build.input(bank.hidden);
+        let y = build.experts(x, bank)?;
+        build.graph.outputs.push(y);
+        for tokens in [1, 5, 40, 200] {
+            let given = inputs(&mut build, tokens)?;
+            check.compare(&format!("{bank:?}"), &build.graph, tokens, &given)?;
+        }
+    }
+    Ok(())
+}
+
+fn products(check: &mut Check) -> Result<()> {
+    for bits in [2, 4, 8] {
+        for (block, k) in [(16, 336), (32, 320), (64, 512), (128, 1024), (256, 200)] {
+            let mut build = Build::new((bits * 1000 + block) as u64);
+            let x = build.input(k);
+            let y = build.product(x, (200, k), (bits, block))?;
+            build.graph.outputs.push(y);
+            for tokens in [1, 2, 7, 13, 70, 130] {
+                let given = inputs(&mut build, tokens)?;
+                check.compare(&format!("{bits} bits, block {block}, K {k}"), &build.graph, tokens, &given)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<ExitCode> {
+    let cache: Option<std::path::PathBuf> = std::env::args().nth(1).map(Into::into);
+    let open = |operand, limit| {
+        let options =
+            CudaOptions { ordinal: 0, operand: Some(operand), kv: FloatType::F32, cache: cache.clone() };
+        Ok::<_, Box<dyn std::error::Error>>((operand, CudaDevice::new(&options)?, limit))
+    };
+    let devices = [open(Operand::F16, 2e-3)?, open(Operand::Bf16, 1.5e-2)?];
+    let mut check = Check { devices, run: 0, failed: 0, worst: 0.0 };
+    products(&mut check)?;
+    experts(&mut check)?;
+    println!(
+        "{} comparisons, {} differ, the largest at {:.2} of its limit",
+        check.run, check.failed, check.worst
+    );
+    Ok(if check.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
