@@ -237,6 +237,105 @@ struct Run {
     }
 };
 
+// ---- codes as operands of the tensor cores -------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, Half) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, Brain) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// A number whose last bits are a code's: 1024 + code as float16, 128 + code as bfloat16. Both are exact, and so is the
+// difference to the same with a zero point.
+struct Magic {
+    u32 base;      // of a pair
+    u32 negative;  // minus base, of a pair
+    u32 one;       // of a pair
+};
+__device__ __forceinline__ Magic magic(Half) { return {0x64006400u, 0xe400e400u, 0x3c003c00u}; }
+__device__ __forceinline__ Magic magic(Brain) { return {0x43004300u, 0xc300c300u, 0x3f803f80u}; }
+
+__device__ __forceinline__ u32 masked(u32 v, u32 mask, u32 base) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(base));  // (v & mask) | base
+    return d;
+}
+
+// UNIT codes as UNIT / 2 pairs of code less zero point. Pair i holds the codes that `first` and `second` name.
+template <int W, int UNIT, class T>
+struct Unit {
+    static constexpr int BYTES = UNIT * W / 8;
+    u32 word[(BYTES + 3) / 4];
+
+    static __device__ __forceinline__ constexpr int first(int pair) {
+        if (W == 8) return 2 * pair;
+        constexpr int span = W == 4 ? (UNIT < 8 ? UNIT : 8) : UNIT;  // codes of a word
+        return pair / (span / 2) * span + pair % (span / 2);
+    }
+    static __device__ __forceinline__ constexpr int second(int pair) {
+        if (W == 8) return 2 * pair + 1;
+        constexpr int span = W == 4 ? (UNIT < 8 ? UNIT : 8) : UNIT;
+        return first(pair) + span / 2;
+    }
+
+    __device__ __forceinline__ void load(const u8* p) {
+        if constexpr (BYTES == 16) {
+            uint4 v = *(const uint4*)p;
+            word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+        } else if constexpr (BYTES == 8) {
+            uint2 v = *(const uint2*)p;
+            word[0] = v.x, word[1] = v.y;
+        } else if constexpr (BYTES == 4) {
+            word[0] = *(const u32*)p;
+        } else if constexpr (BYTES == 2) {
+            u32 v = *(const u16*)p;
+            word[0] = (v & 0xff) | (v & 0xff00) << 8;
+        } else {
+            u32 v = *p;
+            word[0] = (v & 0xf) | (v & 0xf0) << 12;
+        }
+    }
+
+    __device__ __forceinline__ void zero() {
+#pragma unroll
+        for (int i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;
+    }
+
+    // `minus` is minus the magic number of the zero point, twice; `zero_point` the number itself.
+    __device__ __forceinline__ void pairs(u32 (&out)[UNIT / 2], u32 minus, float zero_point) const {
+        const Magic m = magic(T());
+        if constexpr (W == 8) {
+#pragma unroll
+            for (int i = 0; i < UNIT / 2; i++) {
+                u32 v = word[i / 2];
+                if constexpr (T::EIGHT) {
+                    u32 pair = __byte_perm(v, m.base, i % 2 ? 0x5352 : 0x5150);
+                    out[i] = fma2(pair, m.one, minus, T());
+                } else {
+                    // bfloat16 has no room for a code beside the magic number, but for the difference.
+                    u32 lo = (v >> (16 * (i % 2))) & 255, hi = (v >> (16 * (i % 2) + 8)) & 255;
+                    float less = 8388608.f + zero_point;
+                    out[i] = T::pack(__uint_as_float(0x4b000000u | lo) - less,
+                                           __uint_as_float(0x4b000000u | hi) - less);
+                }
+            }
+        } else {
+            constexpr u32 mask = ((1u << W) - 1) * 0x10001u;
+            constexpr int per_word = W == 4 ? (UNIT < 8 ? UNIT / 2 : 4) : UNIT / 2;
+#pragma unroll
+            for (int i = 0; i < UNIT / 2; i++) {
+                u32 v = word[i / per_word] >> (W * (i % per_word));
+                out[i] = fma2(masked(v, mask, m.base), m.one, minus, T());
+            }
+        }
+    }
+};
+
 // ---- activations between the products of an expert -----------------------------------------------------------------
 
 enum ActivationKind : u32 { ACT_IDENTITY = 0, ACT_RELU = 1, ACT_GELU = 2, ACT_SILU = 3, ACT_SWIGLU = 4 };

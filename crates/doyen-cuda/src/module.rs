@@ -98,7 +98,9 @@ pub enum Module {
     Gemv(Width),
     /// Products of up to 8 rows with codes, on the tensor cores.
     Few(Bits, Operand),
-    /// Products of many rows, on the tensor cores.
+    /// Products of many rows with codes, on the tensor cores.
+    Tile(Bits, Operand),
+    /// Products of many rows with floats, on the tensor cores.
     Gemm(Width, Operand),
 }
 
@@ -108,7 +110,8 @@ impl Module {
         let mut all = vec![Self::Pointwise, Self::Route, Self::Attention];
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
-        all.extend(Width::ALL.iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
+        all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Tile(b, o))));
+        all.extend([Width::F16, Width::F32].iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
         all
     }
 
@@ -120,6 +123,7 @@ impl Module {
             Self::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
+            Self::Tile(..) => ("tile.cu", include_str!("../kernels/tile.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
         }
     }
@@ -129,7 +133,9 @@ impl Module {
         match self {
             Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
             Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
-            Self::Few(b, o) => vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())],
+            Self::Few(b, o) | Self::Tile(b, o) => {
+                vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())]
+            }
             Self::Gemm(w, o) => vec![format!("BITS={}", w.bits()), format!("OPERAND={}", o.type_name())],
         }
     }
@@ -144,6 +150,7 @@ impl Module {
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Few(..) => &["few", "few_activated"],
+            Self::Tile(..) => &["narrow", "tile_64", "tile_128", "grouped_64", "grouped_128"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
         }
     }
@@ -157,6 +164,7 @@ impl fmt::Display for Module {
             Self::Attention => f.write_str("attention"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
+            Self::Tile(b, o) => write!(f, "tile_{}b_{o}", b.get()),
             Self::Gemm(w, o) => write!(f, "gemm_{}b_{o}", w.bits()),
         }
     }

@@ -7,7 +7,7 @@
 
 use super::{
     Binder, Context, Kernel, cols,
-    linear::{FEW, FEW_BLOCK},
+    products::{self, FEW, Groups, Kernels, Product, Way},
     ready, rows_at,
 };
 use crate::{
@@ -102,9 +102,7 @@ struct ProjectionFunctions {
     routed: Function,
     activated: Function,
     sum: Function,
-    /// Plain and with the activation.
-    few: Option<[Function; 2]>,
-    grouped: Option<[Function; 2]>,
+    kernels: Option<Kernels>,
 }
 
 impl Projection {
@@ -119,21 +117,15 @@ impl Projection {
         if let Some(b) = &mut self.bias {
             b.upload(gpu, constants)?;
         }
-        let few = Module::Gemv(self.bank.width());
-        let grouped = operand.map(|o| {
-            let many = Module::Gemm(self.bank.width(), o);
-            Ok::<_, CudaError>([gpu.function(many, "grouped_16", 0)?, gpu.function(many, "grouped_64", 0)?])
-        });
-        let tile = self.bank.few().zip(operand).map(|(bits, o)| {
-            let module = Module::Few(bits, o);
-            Ok::<_, CudaError>([gpu.function(module, "few", 0)?, gpu.function(module, "few_activated", 0)?])
-        });
+        let exact = Module::Gemv(self.bank.width());
         self.functions = Some(ProjectionFunctions {
-            few: tile.transpose()?,
-            routed: gpu.function(few, "routed", 0)?,
-            activated: gpu.function(few, "routed_activated", 0)?,
-            sum: gpu.function(few, "routed_sum", sum_shared)?,
-            grouped: grouped.transpose()?,
+            routed: gpu.function(exact, "routed", 0)?,
+            activated: gpu.function(exact, "routed_activated", 0)?,
+            sum: gpu.function(exact, "routed_sum", sum_shared)?,
+            kernels: match operand {
+                Some(o) => Kernels::load(gpu, &self.bank, o)?,
+                None => None,
+            },
         });
         Ok(())
     }
@@ -172,29 +164,14 @@ struct Layout {
     h3: usize,
     /// Activated rows.
     a: usize,
+    /// Narrowed activations of one product at a time.
+    narrow: usize,
     counts: usize,
     ends: usize,
     order: usize,
     tiles: usize,
     tile_count: usize,
     end: usize,
-}
-
-/// Rows of tiles of the grouped products. An expert's last tile is rarely full, so few routes to an expert take small ones.
-const fn tile_rows(routes: usize, experts: usize, few: bool) -> usize {
-    if few && routes <= FEW * experts {
-        FEW
-    } else if routes < 32 * experts {
-        16
-    } else {
-        64
-    }
-}
-
-/// Tiles that `routes` routes to `experts` experts have at most.
-const fn most_tiles(routes: usize, experts: usize, rows: usize) -> usize {
-    let full = routes / rows;
-    full + if routes < experts { routes } else { experts }
 }
 
 impl ExpertsKernel {
@@ -213,12 +190,14 @@ impl ExpertsKernel {
         let h1 = take(routes, self.fc1.bank.rows().max(hidden))?;
         let h3 = take(routes, if self.fc3.is_some() { self.inter } else { 0 })?;
         let a = take(routes, self.inter)?;
+        // Two bytes a number; FC1 reads fewer rows than there are routes.
+        let narrow = take(routes.checked_mul(hidden.max(self.inter))?.div_ceil(2), 1)?;
         let counts = take(self.experts, 1)?;
         let ends = take(self.experts, 1)?;
         let order = take(routes, 1)?;
-        let tiles = take(most_tiles(routes, self.experts, FEW), 2)?;
+        let tiles = take(products::most_tiles(routes, self.experts, FEW), 2)?;
         let tile_count = take(1, 1)?;
-        Some(Layout { h1, h3, a, counts, ends, order, tiles, tile_count, end })
+        Some(Layout { h1, h3, a, narrow, counts, ends, order, tiles, tile_count, end })
     }
 
     /// Products of routes one by one, in float32.
@@ -275,26 +254,48 @@ impl ExpertsKernel {
         cx.gpu.launch(&ready(self.functions.as_ref())?.activate, Grid::over(n), params)
     }
 
+    /// How all projections are multiplied on the tensor cores; none where one of them cannot be, or not as the others.
+    fn way(&self) -> Option<Way> {
+        let mut all = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()].into_iter().flatten();
+        let first = products::way(&all.next()?.bank)?;
+        all.all(|p| products::way(&p.bank) == Some(first)).then_some(first)
+    }
+
     /// Products expert by expert on the tensor cores.
-    fn grouped(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
+    fn grouped(
+        &self,
+        io: &Io<'_>,
+        cx: &Context<'_>,
+        (tokens, at): (usize, Layout),
+        way: Way,
+    ) -> Result<(), CudaError> {
         let routes = tokens * self.k;
         let hidden = self.fc2.bank.rows();
         let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
-        let groups = self.group(io, cx, (tokens, at))?;
+        let groups = self.group(io, cx, (tokens, at), way)?;
         let x = io.input(0)?;
         let h1 = place(at.h1, routes * self.fc1.bank.rows().max(hidden))?;
         let h3 = place(at.h3, if self.fc3.is_some() { routes * self.inter } else { 0 })?;
         let a = place(at.a, routes * self.inter)?;
+        let narrow = place(at.narrow, (routes * hidden.max(self.inter)).div_ceil(2))?;
+        let product = |p: &Projection, x: Addr, y: Addr, act: Option<params::Activation>| {
+            let functions = ready(p.functions.as_ref())?;
+            // FC2 reads what FC1 left in the experts' order.
+            let (x_rows, x_div) = if x == a { (routes, 0) } else { (tokens, self.k) };
+            let (bank, bias) = (&p.bank, p.bias.as_ref());
+            let job = Product { bank, bias, x, x_rows, x_div, y, narrow, act };
+            products::launch(cx, ready(functions.kernels.as_ref())?, &groups, &job)
+        };
         if groups.rows == FEW && self.fc3.is_none() {
-            self.product(cx, &groups, Product { p: &self.fc1, x, y: a, x_div: self.k, activated: true })?;
+            product(&self.fc1, x, a, Some(self.act))?;
         } else {
-            self.product(cx, &groups, Product { p: &self.fc1, x, y: h1, x_div: self.k, activated: false })?;
+            product(&self.fc1, x, h1, None)?;
             if let Some(fc3) = &self.fc3 {
-                self.product(cx, &groups, Product { p: fc3, x, y: h3, x_div: self.k, activated: false })?;
+                product(fc3, x, h3, None)?;
             }
             self.activate(cx, routes, (h1, h3, a))?;
         }
-        self.product(cx, &groups, Product { p: &self.fc2, x: a, y: h1, x_div: 0, activated: false })?;
+        product(&self.fc2, a, h1, None)?;
         let params = params::Combine {
             rows: h1,
             mix: io.input(2)?,
@@ -306,36 +307,21 @@ impl ExpertsKernel {
         cx.gpu.launch(&ready(self.functions.as_ref())?.combine, Grid::over(tokens * hidden), params)
     }
 
-    /// Whether the kernels for few rows read every projection.
-    fn all_few(&self) -> bool {
-        let all = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()];
-        all.into_iter().flatten().all(|p| p.bank.few().is_some())
-    }
-
     /// Puts the routes into the experts' order. One token's routes are tiles as they are.
     fn group(
         &self,
         io: &Io<'_>,
         cx: &Context<'_>,
         (tokens, at): (usize, Layout),
+        way: Way,
     ) -> Result<Groups, CudaError> {
         let (routes, experts) = (tokens * self.k, self.experts);
-        let rows = tile_rows(routes, experts, self.all_few());
+        let rows = products::rows_grouped(routes, experts, way);
         let ids = io.input(1)?;
         if rows == FEW && tokens == 1 {
-            let none = Addr::NONE;
-            return Ok(Groups {
-                rows,
-                tiles: routes,
-                routes,
-                experts: ids,
-                order: none,
-                list: none,
-                ends: none,
-                count: none,
-            });
+            return Ok(Groups { experts: ids, tiles: routes, ..Groups::none(routes, rows) });
         }
-        let tiles = most_tiles(routes, experts, rows);
+        let tiles = products::most_tiles(routes, experts, rows);
         let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
         let group = params::Group {
             ids,
@@ -362,94 +348,15 @@ impl ExpertsKernel {
             count: group.tile_count,
         })
     }
-
-    fn product(&self, cx: &Context<'_>, g: &Groups, job: Product<'_>) -> Result<(), CudaError> {
-        let Product { p, x, y, x_div, activated } = job;
-        let functions = ready(p.functions.as_ref())?;
-        let (bias, bias_float) = optional(p.bias.as_ref());
-        let w = p.bank.params()?;
-        let (x_stride, m) = (p.bank.cols() as u64, g.routes as u32);
-        // What reads in the experts' order (FC2) writes rows by route; FC1 the other way round.
-        let y_by_route = u32::from(x_div == 0);
-        if g.rows == FEW {
-            let [plain, with_activation] = ready(functions.few.as_ref())?;
-            let (values, per_block, f) = match (activated, self.act.gate) {
-                (false, _) => (p.bank.rows(), FEW_BLOCK, plain),
-                (true, NONE) => (self.inter, FEW_BLOCK, with_activation),
-                (true, _) => (self.inter, FEW_BLOCK / 2, with_activation),
-            };
-            let params = params::Few {
-                w,
-                x,
-                y,
-                bias,
-                experts: g.experts,
-                order: g.order,
-                tiles: g.list,
-                ends: g.ends,
-                tile_count: g.count,
-                x_stride,
-                y_stride: values as u64,
-                bias_float,
-                m,
-                x_div: x_div as u32,
-                y_by_route,
-                act: self.act,
-            };
-            return cx.gpu.launch(f, Grid::new([values.div_ceil(per_block), g.tiles, 1], 256), params);
-        }
-        let [small, large] = ready(functions.grouped.as_ref())?;
-        let params = params::Gemm {
-            w,
-            x,
-            y,
-            bias,
-            order: g.order,
-            tiles: g.list,
-            ends: g.ends,
-            tile_count: g.count,
-            x_stride,
-            y_stride: p.bank.rows() as u64,
-            bias_float,
-            m,
-            x_div: x_div as u32,
-            y_by_route,
-        };
-        let grid = Grid::new([p.bank.rows().div_ceil(64), g.tiles, 1], 128);
-        cx.gpu.launch(if g.rows == 16 { small } else { large }, grid, params)
-    }
-}
-
-/// The routes of a step by expert.
-struct Groups {
-    /// Rows of a tile.
-    rows: usize,
-    /// Tiles there are at most.
-    tiles: usize,
-    routes: usize,
-    /// The expert of each route, where every route is a tile of its own; otherwise the others.
-    experts: Addr,
-    order: Addr,
-    list: Addr,
-    ends: Addr,
-    count: Addr,
-}
-
-/// One grouped product.
-#[derive(Clone, Copy)]
-struct Product<'a> {
-    p: &'a Projection,
-    x: Addr,
-    y: Addr,
-    /// Routes that share a row of `x`; 0 where `x` is in the experts' order.
-    x_div: usize,
-    activated: bool,
 }
 
 impl Kernel for ExpertsKernel {
     fn name(&self) -> String {
         let bits = |p: &Projection| p.bank.width().bits();
-        let how = self.operand.map_or_else(|| "f32".into(), |o| format!("{o} tensor cores"));
+        let how = match (self.operand, self.way()) {
+            (Some(o), Some(_)) => format!("{o} tensor cores"),
+            _ => "f32".into(),
+        };
         format!("experts {}b / {}b {how}", bits(&self.fc1), bits(&self.fc2))
     }
 
@@ -481,10 +388,9 @@ impl Kernel for ExpertsKernel {
         let tokens = io.input_numel(0) / self.fc2.bank.rows().max(1);
         let layout = tokens.checked_mul(self.k).and_then(|r| self.layout(r));
         let layout = ready(layout.as_ref())?;
-        if self.operand.is_some() {
-            self.grouped(io, cx, (tokens, *layout))
-        } else {
-            self.exact(io, cx, (tokens, *layout))
+        match self.way().filter(|_| self.operand.is_some()) {
+            Some(way) => self.grouped(io, cx, (tokens, *layout), way),
+            None => self.exact(io, cx, (tokens, *layout)),
         }
     }
 }
@@ -579,23 +485,4 @@ fn float(op: &Moe, refs: &[Option<&Tensor>]) -> Result<Projections, String> {
         *slot = Some(Projection { bank, bias, functions: None });
     }
     Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whatever the routes of each expert, the tiles fit.
-    #[test]
-    fn tiles_fit_every_distribution() {
-        for counts in [vec![1; 7], vec![17, 0, 1, 16], vec![64, 65, 1], vec![0, 0, 0], vec![1000]] {
-            let (routes, experts) = (counts.iter().sum::<usize>(), counts.len());
-            for rows in [8, 16, 64] {
-                let tiles: usize = counts.iter().map(|c: &usize| c.div_ceil(rows)).sum();
-                assert!(tiles <= most_tiles(routes, experts, rows), "{counts:?} in tiles of {rows}");
-            }
-            assert!(most_tiles(routes, experts, 64) <= most_tiles(routes, experts, 16));
-            assert!(most_tiles(routes, experts, 16) <= most_tiles(routes, experts, FEW));
-        }
-    }
 }

@@ -1,6 +1,10 @@
 //! Products with constant weights: MatMulNBits and MatMul.
 
-use super::{Binder, Context, Kernel, cols, ready};
+use super::{
+    Binder, Context, Kernel, cols,
+    products::{self, FEW, Groups, Kernels, Product, Way},
+    ready, rows_at,
+};
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
     error::CudaError,
@@ -10,39 +14,77 @@ use crate::{
     weights::{Bank, Floats, optional},
 };
 use doyen_graph::{
-    device::DeviceError, ir::Constant, lowered::Operand as Input, ops::matmul_nbits::MatMulNBits,
+    device::{DeviceError, Limits},
+    ir::Constant,
+    lowered::{LValue, Operand as Input},
+    ops::matmul_nbits::MatMulNBits,
 };
 use doyen_tensor::Tensor;
 
-/// Rows of activations of a tile of the kernels for few rows: `TOKENS` of few.cu.
-pub(super) const FEW: usize = 8;
-
 /// `y = x W^T + bias`.
-struct Product {
+struct Linear {
     bank: Bank,
     bias: Option<Floats>,
     operand: Option<Operand>,
-    functions: Option<Functions>,
+    x: LValue,
+    /// Kernels in float32 for 1, 2 and up to 4 rows.
+    exact: Option<[Function; 3]>,
+    kernels: Option<Kernels>,
 }
 
-/// Kernels in float32 for 1, 2 and up to 4 rows; on the tensor cores for up to [`FEW`], up to 16, and more.
-struct Functions {
-    exact: [Function; 3],
-    few: Option<Function>,
-    many: Option<[Function; 2]>,
-}
-
-/// Weight rows of a block of the kernels in float32, of those for few rows, and of those for many.
+/// Weight rows of a block of the kernels in float32.
 const GEMV_BLOCK: usize = 8;
-pub(super) const FEW_BLOCK: usize = 16;
-const GEMM_BLOCK: usize = 64;
 
-impl Kernel for Product {
+impl Linear {
+    /// Rows of a tile on the tensor cores; none where the float32 kernels run.
+    fn tile(&self, m: usize) -> Option<usize> {
+        match (self.operand, products::way(&self.bank)) {
+            (None, _) | (_, None) => None,
+            // Floats of few rows lose nothing in float32.
+            (_, Some(Way::Floats)) if m <= FEW => None,
+            (_, Some(way)) => Some(products::rows_alone(m, way)),
+        }
+    }
+
+    fn exact(&self, cx: &Context<'_>, (x, y, m): (Addr, Addr, usize)) -> Result<(), CudaError> {
+        let [one, two, four] = ready(self.exact.as_ref())?;
+        let (rows, cols) = (self.bank.rows(), self.bank.cols());
+        let (bias, bias_float) = optional(self.bias.as_ref());
+        let params = params::Gemv {
+            w: self.bank.params()?,
+            x,
+            y,
+            bias,
+            x_stride: cols as u64,
+            y_stride: rows as u64,
+            bias_float,
+            m: m as u32,
+        };
+        let (f, lot) = match m {
+            0 | 1 => (one, 1),
+            2 => (two, 2),
+            _ => (four, 4),
+        };
+        cx.gpu.launch(f, Grid::new([rows.div_ceil(GEMV_BLOCK), m.div_ceil(lot), 1], 128), params)
+    }
+}
+
+impl Kernel for Linear {
     fn name(&self) -> String {
         let bits = self.bank.width().bits();
-        match self.operand {
-            None => format!("matmul_{bits}b f32"),
-            Some(o) => format!("matmul_{bits}b {o} tensor cores"),
+        match (self.operand, products::way(&self.bank)) {
+            (Some(o), Some(Way::Codes)) => format!("matmul_{bits}b {o} tensor cores"),
+            (Some(o), Some(Way::Floats)) => format!("matmul_{bits}b f32 / {o} tensor cores"),
+            _ => format!("matmul_{bits}b f32"),
+        }
+    }
+
+    /// Narrowed activations.
+    fn scratch(&self, limits: &Limits) -> usize {
+        if self.operand.is_some() && products::way(&self.bank) == Some(Way::Codes) {
+            rows_at(&self.x, limits).saturating_mul(2 * self.bank.cols())
+        } else {
+            0
         }
     }
 
@@ -55,85 +97,31 @@ impl Kernel for Product {
         if let Some(b) = &mut self.bias {
             b.upload(gpu, constants)?;
         }
-        let exact = Module::Gemv(self.bank.width());
-        let exact = |entry| gpu.function(exact, entry, 0);
-        let few = self.bank.few().zip(self.operand);
-        let few = few.map(|(bits, o)| gpu.function(Module::Few(bits, o), "few", 0)).transpose()?;
-        let many = self.operand.map(|o| Module::Gemm(self.bank.width(), o));
-        let many = many
-            .map(|m| Ok::<_, CudaError>([gpu.function(m, "gemm_16", 0)?, gpu.function(m, "gemm_64", 0)?]));
-        self.functions = Some(Functions {
-            exact: [exact("gemv_1")?, exact("gemv_2")?, exact("gemv_4")?],
-            few,
-            many: many.transpose()?,
-        });
+        let exact = |entry| gpu.function(Module::Gemv(self.bank.width()), entry, 0);
+        self.exact = Some([exact("gemv_1")?, exact("gemv_2")?, exact("gemv_4")?]);
+        self.kernels = match self.operand {
+            Some(o) => Kernels::load(gpu, &self.bank, o)?,
+            None => None,
+        };
         Ok(())
     }
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
-        let functions = ready(self.functions.as_ref())?;
-        let w = self.bank.params()?;
-        let (rows, cols) = (self.bank.rows(), self.bank.cols());
-        let m = io.input_numel(0) / cols.max(1);
+        let m = io.input_numel(0) / self.bank.cols().max(1);
         let (x, y) = (io.input(0)?, io.output(0)?);
-        let (bias, bias_float) = optional(self.bias.as_ref());
-        let (x_stride, y_stride) = (cols as u64, rows as u64);
-        let none = Addr::NONE;
-        match (&functions.few, &functions.many) {
-            (_, Some([small, large])) if m > FEW => {
-                let params = params::Gemm {
-                    w,
-                    x,
-                    y,
-                    bias,
-                    order: none,
-                    tiles: none,
-                    ends: none,
-                    tile_count: none,
-                    x_stride,
-                    y_stride,
-                    bias_float,
-                    m: m as u32,
-                    x_div: 0,
-                    y_by_route: 0,
-                };
-                let (f, tile) = if m <= 16 { (small, 16) } else { (large, 64) };
-                let grid = Grid::new([rows.div_ceil(GEMM_BLOCK), m.div_ceil(tile), 1], 128);
-                cx.gpu.launch(f, grid, params)
-            }
-            (Some(f), _) => {
-                let params = params::Few {
-                    w,
-                    x,
-                    y,
-                    bias,
-                    experts: none,
-                    order: none,
-                    tiles: none,
-                    ends: none,
-                    tile_count: none,
-                    x_stride,
-                    y_stride,
-                    bias_float,
-                    m: m as u32,
-                    x_div: 0,
-                    y_by_route: 0,
-                    act: params::Activation::IDENTITY,
-                };
-                let grid = Grid::new([rows.div_ceil(FEW_BLOCK), m.div_ceil(FEW), 1], 256);
-                cx.gpu.launch(f, grid, params)
-            }
-            _ => {
-                let params = params::Gemv { w, x, y, bias, x_stride, y_stride, bias_float, m: m as u32 };
-                let (f, lot) = match m {
-                    0 | 1 => (&functions.exact[0], 1),
-                    2 => (&functions.exact[1], 2),
-                    _ => (&functions.exact[2], 4),
-                };
-                let grid = Grid::new([rows.div_ceil(GEMV_BLOCK), m.div_ceil(lot), 1], 128);
-                cx.gpu.launch(f, grid, params)
-            }
-        }
+        let Some(rows) = self.tile(m) else { return self.exact(cx, (x, y, m)) };
+        let narrow = if rows > FEW { cx.scratch.at(0, 2 * m * self.bank.cols())? } else { Addr::NONE };
+        let job = Product {
+            bank: &self.bank,
+            bias: self.bias.as_ref(),
+            x,
+            x_rows: m,
+            x_div: 0,
+            y,
+            narrow,
+            act: None,
+        };
+        products::launch(cx, ready(self.kernels.as_ref())?, &Groups::none(m, rows), &job)
     }
 }
 
@@ -145,7 +133,8 @@ fn product(b: &Binder<'_>, bank: Bank, bias: Option<Floats>) -> Result<Option<Bo
     if bias.as_ref().is_some_and(|b| b.len() != bank.rows()) {
         return Err(format!("bias: expected {} numbers", bank.rows()));
     }
-    Ok(Some(Box::new(Product { bank, bias, operand: b.setting.operand, functions: None })))
+    let (operand, x) = (b.setting.operand, x.clone());
+    Ok(Some(Box::new(Linear { bank, bias, operand, x, exact: None, kernels: None })))
 }
 
 /// MatMulNBits. Its own `g_idx` permutations of scales are left to the reference.

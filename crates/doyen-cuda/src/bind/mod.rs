@@ -9,6 +9,7 @@ mod embed;
 mod experts;
 mod linear;
 mod norm;
+mod products;
 mod reference;
 mod rows;
 #[cfg(test)]

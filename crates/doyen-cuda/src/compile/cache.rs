@@ -122,12 +122,12 @@ mod tests {
 
     #[test]
     fn keys_differ_with_everything_that_decides_the_content() {
-        let module = Module::Gemm(Width::B4, Operand::F16);
+        let module = Module::Gemm(Width::F32, Operand::F16);
         let key = Key::new(module, ARCH, (13, 0), 13000);
         assert_eq!(key, Key::new(module, ARCH, (13, 0), 13000));
         for other in [
-            Key::new(Module::Gemm(Width::B4, Operand::Bf16), ARCH, (13, 0), 13000),
-            Key::new(Module::Gemm(Width::B2, Operand::F16), ARCH, (13, 0), 13000),
+            Key::new(Module::Gemm(Width::F32, Operand::Bf16), ARCH, (13, 0), 13000),
+            Key::new(Module::Gemm(Width::F16, Operand::F16), ARCH, (13, 0), 13000),
             Key::new(module, Arch { major: 8, minor: 0 }, (13, 0), 13000),
             Key::new(module, ARCH, (13, 1), 13000),
             Key::new(module, ARCH, (13, 0), 13010),

@@ -17,6 +17,11 @@ impl Addr {
     /// No address: an absent operand.
     pub(crate) const NONE: Self = Self(0);
 
+    /// Whether there is one.
+    pub(crate) const fn is_some(self) -> bool {
+        self.0 != 0
+    }
+
     pub(crate) const fn is_aligned(self, bytes: u64) -> bool {
         self.0.is_multiple_of(bytes)
     }

@@ -1,0 +1,219 @@
+// Products of many rows with packed codes on the tensor cores: y[m, rows] = x[m, cols] W^T + bias. Compiled once per BITS
+// (2, 4, 8) and OPERAND.
+//
+// x was narrowed to the operand type beforehand (`narrow`), the columns of every run of 16 in the order in which codes come
+// out of their bytes, so that both sides of a product agree on the order of K. Its tiles go to shared memory by cp.async,
+// two ahead; codes are loaded two ahead into registers, and dequantized for the next step while this one multiplies.
+// float16 weights are kept 2^8 times too large, so that small scales do not lose bits below the smallest normal number.
+//
+// The grouped entries do the same for every expert over the rows routed to it, as in gemm.cu.
+
+#include "doyen.cuh"
+
+#define BN 128
+#define BK 64
+#define THREADS 256
+#define STAGES 3
+
+// Mirrors `TileParams`.
+struct TileParams {
+    Weights w;
+    const u16* x;        // narrowed
+    float* y;
+    const void* bias;    // [experts, rows]
+    const int* order;    // routes, those of an expert next to each other; null: row i is row i
+    const int2* tiles;
+    const int* ends;
+    const int* tile_count;
+    u64 x_stride;
+    u64 y_stride;
+    u32 bias_float;
+    u32 m;
+    u32 x_div;
+    u32 y_by_route;
+};
+
+#define UNIT16 Unit<BITS, RUN, OPERAND>
+
+// 16 bytes to shared memory past the registers; zeros where `live` is false.
+__device__ __forceinline__ void bring16(u32 to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+// Byte of a 16-byte piece of a line of 64 elements; pieces are exchanged so that no two rows of 8 meet in a bank.
+__device__ __forceinline__ u32 at16(u32 row, u32 piece) { return row * (BK * 2) + ((piece ^ (row & 7)) << 4); }
+
+template <int BM>
+__device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first, u32 end) {
+    constexpr int MT = BM / 32;                            // 16-row pieces of a warp; warps are 2 x 4
+    constexpr int NT = 4;                                  // 8-column pieces of a warp
+    constexpr int X_PIECES = BM * (BK / 8) / THREADS;      // 16-byte pieces of x that a thread brings
+    constexpr float UP = OPERAND::EIGHT ? 256.f : 1.f;     // float16 keeps weights larger
+    extern __shared__ __align__(128) u8 memory[];
+    const u32 xs = shared_address(memory);
+    u8* ws = memory + STAGES * BM * BK * 2;
+    const u32 ws_address = shared_address(ws);
+
+    const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const u32 wm = warp / 4, wn = warp % 4;
+    const u32 n0 = blockIdx.x * BN, cols = p.w.cols;
+    const u32 steps = (cols + BK - 1) / BK;
+
+    const u16* x_rows[X_PIECES];
+    bool x_live[X_PIECES];
+#pragma unroll
+    for (int i = 0; i < X_PIECES; i++) {
+        u32 r = first + tid / 8 + i * (THREADS / 8);
+        x_live[i] = r < end;
+        u64 row = x_live[i] ? r : first;
+        if (p.x_div) row = (p.order ? (u32)p.order[row] : (u32)row) / p.x_div;
+        x_rows[i] = p.x + row * p.x_stride;
+    }
+    auto bring = [&](u32 step) {
+        if (step < steps) {
+            u32 column = step * BK + (tid % 8) * 8;
+#pragma unroll
+            for (int i = 0; i < X_PIECES; i++) {
+                u32 r = tid / 8 + i * (THREADS / 8);
+                bool live = x_live[i] && column < cols;
+                bring16(xs + (step % STAGES) * (BM * BK * 2) + at16(r, tid % 8), x_rows[i] + (live ? column : 0), live);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+
+    // Two runs of a weight row are this thread's.
+    const u32 w_row = n0 + tid / 2;
+    const bool w_live = w_row < p.w.rows;
+    const u8* w_codes = p.w.codes + expert * p.w.codes_stride + (u64)(w_live ? w_row : 0) * p.w.row_bytes;
+    UNIT16 codes[2];
+    float scale[2], zero[2];
+    auto load = [&](u32 step) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 column = step * BK + (tid % 2) * 32 + h * RUN;
+            codes[h].zero();
+            scale[h] = 0.f, zero[h] = 0.f;
+            if (w_live && column < cols) {
+                codes[h].load(w_codes + (u64)column * BITS / 8);
+                scale[h] = weight_scale<BITS>(p.w, expert, w_row, column) * UP;
+                zero[h] = weight_zero<BITS>(p.w, expert, w_row, column);
+            }
+        }
+    };
+    auto unpack = [&](u32 buffer) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 pairs[RUN / 2];
+            codes[h].pairs(pairs, magic(OPERAND()).negative + (u32)zero[h] * 0x10001u, zero[h]);
+            u32 s = OPERAND::pack(scale[h], scale[h]);
+#pragma unroll
+            for (int i = 0; i < RUN / 2; i++) pairs[i] = fma2(pairs[i], s, 0x80008000u, OPERAND());
+            u8* to = ws + buffer * (BN * BK * 2);
+            u32 piece = (tid % 2) * 4 + h * 2;
+            *(uint4*)(to + at16(tid / 2, piece)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            *(uint4*)(to + at16(tid / 2, piece + 1)) = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        }
+    };
+
+    float acc[MT][NT][4];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) acc[i][j][c] = 0.f;
+
+    bring(0);
+    bring(1);
+    load(0);
+    unpack(0);
+    load(1);
+    for (u32 step = 0; step < steps; step++) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        bring(step + 2);
+        const u32 x_at = xs + (step % STAGES) * (BM * BK * 2), w_at = ws_address + (step % 2) * (BN * BK * 2);
+#pragma unroll
+        for (int kk = 0; kk < BK / 16; kk++) {
+            u32 a[MT][4], b[NT / 2][4];
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+                ldmatrix4(a[i], x_at + at16(wm * (MT * 16) + i * 16 + lane % 16, kk * 2 + lane / 16));
+#pragma unroll
+            for (int j = 0; j < NT / 2; j++)
+                ldmatrix4(b[j], w_at + at16(wn * (NT * 8) + j * 16 + (lane / 16) * 8 + lane % 8, kk * 2 + (lane / 8) % 2));
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < NT; j++)
+                    OPERAND::mma(acc[i][j], a[i], b[j / 2][(j % 2) * 2], b[j / 2][(j % 2) * 2 + 1]);
+        }
+        if (step + 1 < steps) {
+            unpack((step + 1) % 2);
+            load(step + 2);
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 r = first + wm * (MT * 16) + i * 16 + half * 8 + lane / 4;
+            if (r >= end) continue;
+            u64 to = p.order && p.y_by_route ? (u64)p.order[r] : (u64)r;
+            float* y = p.y + to * p.y_stride;
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    u32 n = n0 + wn * (NT * 8) + j * 8 + (lane % 4) * 2 + c;
+                    if (n >= p.w.rows) continue;
+                    float v = acc[i][j][half * 2 + c] * (1.f / UP);
+                    if (p.bias) v += load_float(p.bias, expert * p.w.rows + n, p.bias_float);
+                    y[n] = v;
+                }
+        }
+}
+
+template <int BM>
+__device__ __forceinline__ void grouped(const TileParams& p) {
+    if ((int)blockIdx.y >= *p.tile_count) return;
+    int2 t = p.tiles[blockIdx.y];
+    tile<BM>(p, t.x, t.y, min((u32)p.ends[t.x], (u32)t.y + BM));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) tile_64(const __grid_constant__ TileParams p) {
+    tile<64>(p, 0, blockIdx.y * 64, min(p.m, blockIdx.y * 64 + 64));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) tile_128(const __grid_constant__ TileParams p) {
+    tile<128>(p, 0, blockIdx.y * 128, min(p.m, blockIdx.y * 128 + 128));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_64(const __grid_constant__ TileParams p) { grouped<64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_128(const __grid_constant__ TileParams p) {
+    grouped<128>(p);
+}
+
+// Mirrors `NarrowParams`: `n` numbers in whole runs.
+struct NarrowParams {
+    const float* x;
+    u16* y;
+    u64 runs;
+};
+
+// A thread a run: 16 numbers to the operand type, in the order of the codes.
+extern "C" __global__ void __launch_bounds__(256) narrow(const __grid_constant__ NarrowParams p) {
+    for (u64 run = blockIdx.x * 256ull + threadIdx.x; run < p.runs; run += gridDim.x * 256ull) {
+        float v[RUN];
+#pragma unroll
+        for (int i = 0; i < RUN / 4; i++) {
+            float4 q = ((const float4*)p.x)[run * 4 + i];
+            v[4 * i] = q.x, v[4 * i + 1] = q.y, v[4 * i + 2] = q.z, v[4 * i + 3] = q.w;
+        }
+        u32 out[RUN / 2];
+#pragma unroll
+        for (int i = 0; i < RUN / 2; i++) out[i] = OPERAND::pack(v[UNIT16::first(i)], v[UNIT16::second(i)]);
+        ((uint4*)p.y)[run * 2] = make_uint4(out[0], out[1], out[2], out[3]);
+        ((uint4*)p.y)[run * 2 + 1] = make_uint4(out[4], out[5], out[6], out[7]);
+    }
+}

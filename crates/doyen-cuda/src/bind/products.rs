@@ -1,0 +1,286 @@
+//! How a bank of weights is multiplied on the tensor cores: which kernels it takes, and their launches. Shared by products of
+//! a node and by experts.
+
+use super::Context;
+use crate::{
+    driver::{Addr, Function, Gpu, Grid},
+    error::CudaError,
+    module::{Module, Operand, Width},
+    params,
+    weights::{Bank, Floats, optional},
+};
+
+/// Rows of activations of a tile of the kernels for few rows: `TOKENS` of few.cu.
+pub(super) const FEW: usize = 8;
+/// Weight rows of a block of few.cu, of gemm.cu and of tile.cu.
+const FEW_BLOCK: usize = 16;
+const GEMM_BLOCK: usize = 64;
+const TILE_BLOCK: usize = 128;
+
+/// Which kernels multiply a bank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Packed codes: few.cu and tile.cu.
+    Codes,
+    /// Floats: gemm.cu.
+    Floats,
+}
+
+/// The way of a bank; none where only the float32 kernels read it.
+pub(super) fn way(bank: &Bank) -> Option<Way> {
+    match bank.width() {
+        Width::F16 | Width::F32 => Some(Way::Floats),
+        Width::B2 | Width::B4 | Width::B8 => bank.few().map(|_| Way::Codes),
+    }
+}
+
+/// Kernels of a bank.
+pub(super) enum Kernels {
+    Codes(Box<CodeKernels>),
+    Floats {
+        /// Tiles of 16 and of 64 rows.
+        tiles: [Function; 2],
+        grouped: [Function; 2],
+    },
+}
+
+pub(super) struct CodeKernels {
+    few: Function,
+    few_activated: Function,
+    narrow: Function,
+    /// Tiles of 64 and of 128 rows.
+    tiles: [Function; 2],
+    grouped: [Function; 2],
+}
+
+/// Dynamic shared memory of tile.cu: three stages of activations, two of weights, of 64 columns of 2 bytes.
+const fn tile_shared(rows: usize) -> usize {
+    (3 * rows + 2 * TILE_BLOCK) * 64 * 2
+}
+
+impl Kernels {
+    /// # Errors
+    /// When they cannot be compiled.
+    pub(super) fn load(gpu: &Gpu, bank: &Bank, operand: Operand) -> Result<Option<Self>, CudaError> {
+        Ok(match (way(bank), bank.few()) {
+            (Some(Way::Codes), Some(bits)) => {
+                let (few, tile) = (Module::Few(bits, operand), Module::Tile(bits, operand));
+                let of_tile = |entry, rows| gpu.function(tile, entry, tile_shared(rows));
+                Some(Self::Codes(Box::new(CodeKernels {
+                    few: gpu.function(few, "few", 0)?,
+                    few_activated: gpu.function(few, "few_activated", 0)?,
+                    narrow: gpu.function(tile, "narrow", 0)?,
+                    tiles: [of_tile("tile_64", 64)?, of_tile("tile_128", 128)?],
+                    grouped: [of_tile("grouped_64", 64)?, of_tile("grouped_128", 128)?],
+                })))
+            }
+            (Some(Way::Floats), _) => {
+                let gemm = Module::Gemm(bank.width(), operand);
+                Some(Self::Floats {
+                    tiles: [gpu.function(gemm, "gemm_16", 0)?, gpu.function(gemm, "gemm_64", 0)?],
+                    grouped: [gpu.function(gemm, "grouped_16", 0)?, gpu.function(gemm, "grouped_64", 0)?],
+                })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Rows of activations by the expert they go to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Groups {
+    /// Rows of a tile.
+    pub(super) rows: usize,
+    /// Tiles there are at most.
+    pub(super) tiles: usize,
+    /// Rows of all tiles.
+    pub(super) routes: usize,
+    /// The expert of each route, where every route is a tile of its own; otherwise the others.
+    pub(super) experts: Addr,
+    pub(super) order: Addr,
+    pub(super) list: Addr,
+    pub(super) ends: Addr,
+    pub(super) count: Addr,
+}
+
+impl Groups {
+    /// One matrix for all `m` rows, in tiles of `rows`.
+    pub(super) const fn none(m: usize, rows: usize) -> Self {
+        let none = Addr::NONE;
+        Self {
+            rows,
+            tiles: m.div_ceil(rows),
+            routes: m,
+            experts: none,
+            order: none,
+            list: none,
+            ends: none,
+            count: none,
+        }
+    }
+
+    const fn is_grouped(&self) -> bool {
+        self.list.is_some()
+    }
+}
+
+/// A product: rows `x` of activations with a bank.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) bank: &'a Bank,
+    pub(super) bias: Option<&'a Floats>,
+    pub(super) x: Addr,
+    /// Rows of `x`.
+    pub(super) x_rows: usize,
+    /// Routes that share a row of `x`; 0 where `x` is in the experts' order.
+    pub(super) x_div: usize,
+    pub(super) y: Addr,
+    /// Where activations are narrowed to: two bytes each.
+    pub(super) narrow: Addr,
+    /// Applied to the rows of FC1 (few rows alone).
+    pub(super) act: Option<params::Activation>,
+}
+
+/// Launches a product.
+///
+/// # Errors
+/// When a launch fails.
+pub(super) fn launch(
+    cx: &Context<'_>,
+    kernels: &Kernels,
+    g: &Groups,
+    job: &Product<'_>,
+) -> Result<(), CudaError> {
+    match kernels {
+        Kernels::Codes(k) if g.rows == FEW => few(cx, k, g, job),
+        Kernels::Codes(k) => tile(cx, k, g, job),
+        Kernels::Floats { tiles, grouped } => {
+            let [small, large] = if g.is_grouped() { grouped } else { tiles };
+            let (bias, bias_float) = optional(job.bias);
+            let params = params::Gemm {
+                w: job.bank.params()?,
+                x: job.x,
+                y: job.y,
+                bias,
+                order: g.order,
+                tiles: g.list,
+                ends: g.ends,
+                tile_count: g.count,
+                x_stride: job.bank.cols() as u64,
+                y_stride: job.bank.rows() as u64,
+                bias_float,
+                m: g.routes as u32,
+                x_div: job.x_div as u32,
+                y_by_route: u32::from(job.x_div == 0),
+            };
+            let grid = Grid::new([job.bank.rows().div_ceil(GEMM_BLOCK), g.tiles, 1], 128);
+            cx.gpu.launch(if g.rows == 16 { small } else { large }, grid, params)
+        }
+    }
+}
+
+fn few(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
+    let (bias, bias_float) = optional(job.bias);
+    let rows = job.bank.rows();
+    // A gate and its linear row give one value.
+    let (values, per_block) = match job.act {
+        Some(act) if act.gate != 0 => (rows / 2, FEW_BLOCK / 2),
+        _ => (rows, FEW_BLOCK),
+    };
+    let params = params::Few {
+        w: job.bank.params()?,
+        x: job.x,
+        y: job.y,
+        bias,
+        experts: g.experts,
+        order: g.order,
+        tiles: g.list,
+        ends: g.ends,
+        tile_count: g.count,
+        x_stride: job.bank.cols() as u64,
+        y_stride: values as u64,
+        bias_float,
+        m: g.routes as u32,
+        x_div: job.x_div as u32,
+        y_by_route: u32::from(job.x_div == 0),
+        act: job.act.unwrap_or(params::Activation::IDENTITY),
+    };
+    let f = if job.act.is_some() { &k.few_activated } else { &k.few };
+    cx.gpu.launch(f, Grid::new([values.div_ceil(per_block), g.tiles, 1], 256), params)
+}
+
+fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
+    let cols = job.bank.cols();
+    let runs = job.x_rows * cols / 16;
+    let narrow = params::Narrow { x: job.x, y: job.narrow, runs: runs as u64 };
+    cx.gpu.launch(&k.narrow, Grid::over(runs), narrow)?;
+    let [small, large] = if g.is_grouped() { &k.grouped } else { &k.tiles };
+    let (bias, bias_float) = optional(job.bias);
+    let params = params::TileProduct {
+        w: job.bank.params()?,
+        x: job.narrow,
+        y: job.y,
+        bias,
+        order: g.order,
+        tiles: g.list,
+        ends: g.ends,
+        tile_count: g.count,
+        x_stride: cols as u64,
+        y_stride: job.bank.rows() as u64,
+        bias_float,
+        m: g.routes as u32,
+        x_div: job.x_div as u32,
+        y_by_route: u32::from(job.x_div == 0),
+    };
+    let grid = Grid::new([job.bank.rows().div_ceil(TILE_BLOCK), g.tiles, 1], 256);
+    let f = if g.rows == 64 { small } else { large };
+    cx.gpu.launch(f, grid.shared(tile_shared(g.rows)), params)
+}
+
+/// Rows of a tile of `m` rows of activations that share a matrix.
+pub(super) const fn rows_alone(m: usize, way: Way) -> usize {
+    match way {
+        // Two tiles of few rows still read codes faster than a tile is filled.
+        Way::Codes if m <= 2 * FEW => FEW,
+        Way::Codes if m <= 512 => 64,
+        Way::Codes => 128,
+        Way::Floats if m <= 16 => 16,
+        Way::Floats => 64,
+    }
+}
+
+/// Rows of a tile of `routes` routes to `experts` experts. An expert's last tile is rarely full, so few routes to an expert
+/// take small ones.
+pub(super) const fn rows_grouped(routes: usize, experts: usize, way: Way) -> usize {
+    match way {
+        Way::Codes if routes <= FEW * experts => FEW,
+        Way::Codes if routes < 96 * experts => 64,
+        Way::Codes => 128,
+        Way::Floats if routes < 32 * experts => 16,
+        Way::Floats => 64,
+    }
+}
+
+/// Tiles that `routes` routes to `experts` experts have at most.
+pub(super) const fn most_tiles(routes: usize, experts: usize, rows: usize) -> usize {
+    routes / rows + if routes < experts { routes } else { experts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the routes of each expert, the tiles fit.
+    #[test]
+    fn tiles_fit_every_distribution() {
+        for counts in [vec![1; 7], vec![17, 0, 1, 16], vec![64, 65, 1], vec![0, 0, 0], vec![1000]] {
+            let (routes, experts) = (counts.iter().sum::<usize>(), counts.len());
+            for rows in [FEW, 16, 64, 128] {
+                let tiles: usize = counts.iter().map(|c: &usize| c.div_ceil(rows)).sum();
+                assert!(tiles <= most_tiles(routes, experts, rows), "{counts:?} in tiles of {rows}");
+            }
+            // The list is as long as the smallest tiles need.
+            assert!(most_tiles(routes, experts, 16) <= most_tiles(routes, experts, FEW));
+        }
+    }
+}
