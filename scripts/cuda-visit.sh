@@ -28,29 +28,31 @@ step() {
     return $rc
 }
 
-step check 120 "$bin/check"
+# What is compiled is kept for the steps that follow.
+cubins=${XDG_CACHE_HOME:-$HOME/.cache}/doyen/cubins
+step check 60 "$bin/check" "$cubins"
 prompt='To sort a list in Python'
-step run 60 "$bin/doyen" run --device cuda -v -p "$prompt" --temperature 0 -n 64
-step run-exact 60 "$bin/doyen" run --device cuda --numerics exact --kv-dtype f32 -p "$prompt" --temperature 0 -n 64 --stats none
-step run-cpu-exact 60 "$bin/doyen" run --numerics exact -p "$prompt" --temperature 0 -n 64 --stats none
+step run 40 "$bin/doyen" run --device cuda -v -p "$prompt" --temperature 0 -n 64
+step run-exact 40 "$bin/doyen" run --device cuda --numerics exact --kv-dtype f32 -p "$prompt" --temperature 0 -n 64 --stats none
+step run-cpu-exact 40 "$bin/doyen" run --numerics exact -p "$prompt" --temperature 0 -n 64 --stats none
 if cmp -s "$out/run-exact.log" "$out/run-cpu-exact.log"; then
     summary+=("greedy tokens of the built-in model: equal to the CPU's")
 else
     summary+=("greedy tokens of the built-in model: DIFFERENT from the CPU's")
 fi
-step verify 60 "$bin/doyen" verify --device cuda
+step verify 40 "$bin/doyen" verify --device cuda
 if [ -d "$data/conformance" ]; then
-    step conformance 120 "$bin/doyen" conformance "$data/conformance" --backend cuda
+    step conformance 90 "$bin/doyen" conformance "$data/conformance" --backend cuda
 fi
 for golden in "$data"/goldens/*/; do
     [ -f "$golden/golden.safetensors" ] || continue
-    step "golden-$(basename "$golden")" 60 "$bin/doyen" verify "$golden/package" --golden "$golden/golden.safetensors" --device cuda
+    step "golden-$(basename "$golden")" 40 "$bin/doyen" verify "$golden/package" --golden "$golden/golden.safetensors" --device cuda
 done
 if [ -f "$data/heldout.txt" ]; then
-    step eval-cuda 60 "$bin/doyen" eval --device cuda --text "$data/heldout.txt" --window 256 --windows 8
-    step eval-cpu 60 "$bin/doyen" eval --numerics exact --text "$data/heldout.txt" --window 256 --windows 8
+    step eval-cuda 40 "$bin/doyen" eval --device cuda --text "$data/heldout.txt" --window 256 --windows 8
+    step eval-cpu 40 "$bin/doyen" eval --numerics exact --text "$data/heldout.txt" --window 256 --windows 8
 fi
-step bench 150 "$bin/bench"
+step bench 60 "$bin/bench" "$cubins"
 
 for name in check run verify conformance; do
     [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log" | cut -c1-180; }

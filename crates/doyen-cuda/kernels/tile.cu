@@ -4,7 +4,8 @@
 // x was narrowed to the operand type beforehand (`narrow`), the columns of every run of 16 in the order in which codes come
 // out of their bytes, so that both sides of a product agree on the order of K. Its tiles go to shared memory by cp.async,
 // two ahead; codes are loaded two ahead into registers, and dequantized for the next step while this one multiplies.
-// float16 weights are kept 2^8 times too large, so that small scales do not lose bits below the smallest normal number.
+// float16 weights are kept 2^6 times too large, so that small scales do not lose bits below the smallest normal number (a
+// weight beyond 1000 would overflow; no checkpoint has one).
 //
 // The grouped entries do the same for every expert over the rows routed to it, as in gemm.cu.
 
@@ -48,7 +49,7 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
     constexpr int MT = BM / 32;                            // 16-row pieces of a warp; warps are 2 x 4
     constexpr int NT = 4;                                  // 8-column pieces of a warp
     constexpr int X_PIECES = BM * (BK / 8) / THREADS;      // 16-byte pieces of x that a thread brings
-    constexpr float UP = OPERAND::EIGHT ? 256.f : 1.f;     // float16 keeps weights larger
+    constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;      // float16 keeps weights larger
     extern __shared__ __align__(128) u8 memory[];
     const u32 xs = shared_address(memory);
     u8* ws = memory + STAGES * BM * BK * 2;
