@@ -3,7 +3,8 @@
 #
 # Usage: scripts/cuda-visit.sh BIN [DATA] [OUT]
 #   BIN   folder with doyen, check and bench: cargo build --release -p doyen, and --examples -p doyen-cuda
-#   DATA  folder with conformance/ (cases), goldens/NAME/{package,golden.safetensors} and heldout.txt, what is there of it
+#   DATA  folder with conformance/ (cases), heldout.txt and goldens/NAME/, what is there of it; in that golden.safetensors, and
+#         a package or package-PRODUCER with golden-ort.safetensors
 #   OUT   where full logs go
 # NVRTC is taken from the loader's path, or from any Python or CUDA installation found.
 set -uo pipefail
@@ -44,9 +45,12 @@ step verify 40 "$bin/doyen" verify --device cuda
 if [ -d "$data/conformance" ]; then
     step conformance 90 "$bin/doyen" conformance "$data/conformance" --backend cuda
 fi
-for golden in "$data"/goldens/*/; do
-    [ -f "$golden/golden.safetensors" ] || continue
-    step "golden-$(basename "$golden")" 40 "$bin/doyen" verify "$golden/package" --golden "$golden/golden.safetensors" --device cuda
+for package in "$data"/goldens/*/package*/; do
+    [ -f "$package/genai_config.json" ] || [ -f "$package/model.onnx" ] || continue
+    golden=$package/golden-ort.safetensors
+    [ -f "$golden" ] || golden=$(dirname "$package")/golden.safetensors
+    name=golden-$(basename "$(dirname "$package")")-$(basename "$package")
+    step "$name" 40 "$bin/doyen" verify "$package" --golden "$golden" --device cuda
 done
 if [ -f "$data/heldout.txt" ]; then
     step eval-cuda 40 "$bin/doyen" eval --device cuda --text "$data/heldout.txt" --window 256 --windows 8

@@ -27,38 +27,50 @@ const BANK: Bank = Bank {
 /// Adds a layer that reads a value; what the next one reads.
 type Layer<'a> = &'a dyn Fn(&mut Build, LValueId) -> Result<LValueId>;
 
-/// Median seconds of a step of `depth` layers.
-fn time(device: &CudaDevice, tokens: usize, width: usize, layer: Layer<'_>, depth: usize) -> Result<f64> {
-    let mut build = Build::new(tokens as u64);
+/// Median seconds of a step of `depth` layers, for each number of tokens.
+fn times(
+    device: &CudaDevice,
+    counts: &[usize],
+    width: usize,
+    layer: Layer<'_>,
+    depth: usize,
+) -> Result<Vec<f64>> {
+    let mut build = Build::new(depth as u64);
     let mut at = build.input(width);
     for _ in 0..depth {
         at = layer(&mut build, at)?;
     }
-    let given = inputs(&mut build, tokens)?;
-    let mut session = session(device, &build.graph, tokens, Numerics::Fast)?;
-    let mut times = Vec::new();
-    for i in 0..12 {
-        let start = Instant::now();
-        step(session.as_mut(), tokens, &given)?;
-        if i >= 3 {
-            times.push(start.elapsed().as_secs_f64());
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let mut session = session(device, &build.graph, most, Numerics::Fast)?;
+    let mut medians = Vec::new();
+    for &tokens in counts {
+        let given = inputs(&mut build, tokens)?;
+        let mut seconds = Vec::new();
+        // The first steps of a shape are launched one by one, then recorded.
+        for i in 0..14 {
+            let start = Instant::now();
+            step(session.as_mut(), tokens, &given)?;
+            if i >= 4 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
         }
+        seconds.sort_by(f64::total_cmp);
+        medians.push(seconds[seconds.len() / 2]);
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(medians)
 }
 
 /// Seconds a layer: the difference of two depths, so that the copies and the waiting of a step drop out.
 fn seconds(
     device: &CudaDevice,
-    tokens: usize,
+    counts: &[usize],
     width: usize,
     layer: Layer<'_>,
     depths: (usize, usize),
-) -> Result<f64> {
-    let (a, b) =
-        (time(device, tokens, width, layer, depths.0)?, time(device, tokens, width, layer, depths.1)?);
-    Ok((b - a) / (depths.1 - depths.0) as f64)
+) -> Result<Vec<f64>> {
+    let (few, many) =
+        (times(device, counts, width, layer, depths.0)?, times(device, counts, width, layer, depths.1)?);
+    Ok(few.iter().zip(many).map(|(a, b)| (b - a) / (depths.1 - depths.0) as f64).collect())
 }
 
 fn main() -> Result<()> {
@@ -68,10 +80,10 @@ fn main() -> Result<()> {
     let Bank { experts, k, hidden, inter, block, .. } = BANK;
     println!("experts E={experts} k={k} H={hidden} I={inter} block {block}, a layer with its routing");
     println!("{:>6} {:>8} {:>10} {:>10} {:>10}", "bits", "tokens", "us", "GB/s", "TFLOP/s");
+    let counts = [1usize, 8, 64, 512, 4096];
     for bits in [(4, 4), (2, 4), (8, 8)] {
-        for tokens in [1usize, 8, 64, 512, 4096] {
-            let seconds =
-                seconds(&device, tokens, hidden, &|b, x| b.experts(x, Bank { bits, ..BANK }), (1, 5))?;
+        let layer = |b: &mut Build, x: LValueId| b.experts(x, Bank { bits, ..BANK });
+        for (tokens, seconds) in counts.into_iter().zip(seconds(&device, &counts, hidden, &layer, (1, 5))?) {
             // Distinct experts of random routes, on average.
             let distinct = experts as f64 * (1.0 - (1.0 - k as f64 / experts as f64).powi(tokens as i32));
             let codes = 2 * inter * hidden * bits.0 / 8 + inter * hidden * bits.1 / 8;
@@ -88,19 +100,19 @@ fn main() -> Result<()> {
         }
     }
     println!("MatMulNBits 4 bits, block 32");
-    for (n, k, tokens, depth) in
-        [(151_936, 2048, 1, 5), (4096, 4096, 1, 13), (4096, 4096, 8, 13), (4096, 4096, 512, 9)]
-    {
+    for (n, k, depth) in [(151_936, 2048, 5), (4096, 4096, 13)] {
         let layer = |b: &mut Build, x: LValueId| b.product(x, (n, k), (4, 32)).map(|_| x);
-        let seconds = seconds(&device, tokens, k, &layer, (1, depth))?;
-        let bytes = (n * k / 2 + n * k / 32 * 2) as f64;
-        let operations = (2 * n * k * tokens) as f64;
-        println!(
-            "N={n} K={k} M={tokens}: {:.1} us, {:.0} GB/s, {:.1} TFLOP/s",
-            seconds * 1e6,
-            bytes / seconds / 1e9,
-            operations / seconds / 1e12
-        );
+        let counts = [1usize, 8, 512];
+        for (tokens, seconds) in counts.into_iter().zip(seconds(&device, &counts, k, &layer, (1, depth))?) {
+            let bytes = (n * k / 2 + n * k / 32 * 2) as f64;
+            let operations = (2 * n * k * tokens) as f64;
+            println!(
+                "N={n} K={k} M={tokens}: {:.1} us, {:.0} GB/s, {:.1} TFLOP/s",
+                seconds * 1e6,
+                bytes / seconds / 1e9,
+                operations / seconds / 1e12
+            );
+        }
     }
     Ok(())
 }

@@ -138,22 +138,24 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_place(const __
         p.ends[e] = start + count;
         if (e == (int)p.experts - 1) *p.tile_count = tile + tiles;
     }
-    for (u32 r0 = 0; r0 < p.routes; r0 += GROUP_THREADS) {
-        u32 r = r0 + threadIdx.x;
-        bool mine = r < p.routes && p.ids[r] == e;
-        u32 ballot = __ballot_sync(0xffffffffu, mine);
-        if (lane == 0) warp_counts[warp] = __popc(ballot);
-        __syncthreads();
-        int at = start + __popc(ballot & ((1u << lane) - 1));
-        int all = 0;
-        for (u32 w = 0; w < GROUP_THREADS / 32; w++) {
-            if (w < warp) at += warp_counts[w];
-            all += warp_counts[w];
-        }
-        if (mine) p.order[at] = r;
-        start += all;
-        __syncthreads();
+    // A thread goes through a run of routes of its own, once to count and once to place.
+    const u32 run = (p.routes + GROUP_THREADS - 1) / GROUP_THREADS;
+    const u32 first = min(threadIdx.x * run, p.routes), last = min(first + run, p.routes);
+    int mine = 0;
+    for (u32 r = first; r < last; r++) mine += p.ids[r] == e;
+    int through = mine;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, through, o);
+        if (lane >= o) through += other;
     }
+    if (lane == 31) warp_counts[warp] = through;
+    __syncthreads();
+    int at = start + through - mine;
+    for (u32 w = 0; w < warp; w++) at += warp_counts[w];
+    if (mine)
+        for (u32 r = first; r < last; r++)
+            if (p.ids[r] == e) p.order[at++] = r;
 }
 
 // Mirrors `ActivateParams`. h1: FC1 rows of each place, h3: FC3 rows where the linear part is apart.

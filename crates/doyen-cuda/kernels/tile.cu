@@ -1,9 +1,9 @@
 // Products of many rows with packed codes on the tensor cores: y[m, rows] = x[m, cols] W^T + bias. Compiled once per BITS
 // (2, 4, 8) and OPERAND.
 //
-// x was narrowed to the operand type beforehand (`narrow`), the columns of every run of 16 in the order in which codes come
+// x was narrowed to the operand type beforehand (`narrow` of few.cu, for blocks of 64), the columns of every run of 16 in the order in which codes come
 // out of their bytes, so that both sides of a product agree on the order of K. Its tiles go to shared memory by cp.async,
-// two ahead; codes are loaded two ahead into registers, and dequantized for the next step while this one multiplies.
+// two ahead; codes are loaded three steps ahead into registers, and dequantized for the next step after this one multiplied.
 // float16 weights are kept 2^6 times too large, so that small scales do not lose bits below the smallest normal number (a
 // weight beyond 1000 would overflow; no checkpoint has one).
 //
@@ -87,30 +87,58 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
     const u32 w_row = n0 + tid / 2;
     const bool w_live = w_row < p.w.rows;
     const u8* w_codes = p.w.codes + expert * p.w.codes_stride + (u64)(w_live ? w_row : 0) * p.w.row_bytes;
-    UNIT16 codes[2];
-    float scale[2], zero[2];
-    auto load = [&](u32 step) {
+    // Codes of two steps are on their way: those of even steps in one set of registers, of odd ones in the other.
+    UNIT16 codes[2][2];
+    float scale[2][2], zero[2][2];
+    const u64 w_scales = expert * p.w.scales_stride + (u64)(w_live ? w_row : 0) * p.w.blocks;
+    const bool default_zero = p.w.zero_kind == ZERO_DEFAULT;
+    const bool one_block = p.w.block_shift >= 5;  // both runs are of one block
+    const bool pairs_aligned = p.w.row_bytes % (4 * BITS) == 0;
+    auto load = [&](u32 step, int set) {
+        const u32 column0 = step * BK + (tid % 2) * 32;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            u32 column = step * BK + (tid % 2) * 32 + h * RUN;
-            codes[h].zero();
-            scale[h] = 0.f, zero[h] = 0.f;
-            if (w_live && column < cols) {
-                codes[h].load(w_codes + (u64)column * BITS / 8);
-                scale[h] = weight_scale<BITS>(p.w, expert, w_row, column) * UP;
-                zero[h] = weight_zero<BITS>(p.w, expert, w_row, column);
+            codes[set][h].zero();
+            scale[set][h] = 0.f, zero[set][h] = (float)(1u << (BITS - 1));
+        }
+        if (!w_live) return;
+        const u8* from = w_codes + (u64)column0 * BITS / 8;
+        if (BITS == 4 && pairs_aligned && column0 + 32 <= cols) {
+            // Both runs in one access: half the lines touched.
+            uint4 v = *(const uint4*)from;
+            codes[set][0].word[0] = v.x, codes[set][0].word[1 % (BITS / 2)] = v.y;
+            codes[set][1].word[0] = v.z, codes[set][1].word[1 % (BITS / 2)] = v.w;
+        } else if (BITS == 2 && pairs_aligned && column0 + 32 <= cols) {
+            uint2 v = *(const uint2*)from;
+            codes[set][0].word[0] = v.x;
+            codes[set][1].word[0] = v.y;
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (column0 + h * RUN < cols) codes[set][h].load(from + h * 2 * BITS);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 column = column0 + h * RUN;
+            if (column >= cols) break;
+            if (h && one_block) {
+                scale[set][1] = scale[set][0], zero[set][1] = zero[set][0];
+                break;
             }
+            scale[set][h] = load_float(p.w.scales, w_scales + (column >> p.w.block_shift), p.w.scale_float) * UP;
+            if (!default_zero) zero[set][h] = weight_zero<BITS>(p.w, expert, w_row, column);
         }
     };
-    auto unpack = [&](u32 buffer) {
+    // Unpacks a set into the buffer of its number.
+    auto unpack = [&](int set) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             u32 pairs[RUN / 2];
-            codes[h].pairs(pairs, magic(OPERAND()).negative + (u32)zero[h] * 0x10001u, zero[h]);
-            u32 s = OPERAND::pack(scale[h], scale[h]);
+            codes[set][h].pairs(pairs, magic(OPERAND()).negative + (u32)zero[set][h] * 0x10001u, zero[set][h]);
+            u32 s = OPERAND::pack(scale[set][h], scale[set][h]);
 #pragma unroll
             for (int i = 0; i < RUN / 2; i++) pairs[i] = fma2(pairs[i], s, 0x80008000u, OPERAND());
-            u8* to = ws + buffer * (BN * BK * 2);
+            u8* to = ws + set * (BN * BK * 2);
             u32 piece = (tid % 2) * 4 + h * 2;
             *(uint4*)(to + at16(tid / 2, piece)) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
             *(uint4*)(to + at16(tid / 2, piece + 1)) = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
@@ -125,16 +153,8 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
 #pragma unroll
             for (int c = 0; c < 4; c++) acc[i][j][c] = 0.f;
 
-    bring(0);
-    bring(1);
-    load(0);
-    unpack(0);
-    load(1);
-    for (u32 step = 0; step < steps; step++) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        __syncthreads();
-        bring(step + 2);
-        const u32 x_at = xs + (step % STAGES) * (BM * BK * 2), w_at = ws_address + (step % 2) * (BN * BK * 2);
+    auto multiply = [&](u32 step, int set) {
+        const u32 x_at = xs + (step % STAGES) * (BM * BK * 2), w_at = ws_address + set * (BN * BK * 2);
 #pragma unroll
         for (int kk = 0; kk < BK / 16; kk++) {
             u32 a[MT][4], b[NT / 2][4];
@@ -150,9 +170,28 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
                 for (int j = 0; j < NT; j++)
                     OPERAND::mma(acc[i][j], a[i], b[j / 2][(j % 2) * 2], b[j / 2][(j % 2) * 2 + 1]);
         }
-        if (step + 1 < steps) {
-            unpack((step + 1) % 2);
-            load(step + 2);
+    };
+
+    bring(0);
+    bring(1);
+    load(0, 0);
+    load(1, 1);
+    unpack(0);
+    load(2, 0);
+    for (u32 step0 = 0; step0 < steps; step0 += 2) {
+#pragma unroll
+        for (int set = 0; set < 2; set++) {
+            const u32 step = step0 + set;
+            if (step >= steps) break;
+            // This step's activations are there, everybody's codes of it unpacked, and nobody reads what comes next.
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncthreads();
+            bring(step + 2);
+            multiply(step, set);
+            if (step + 1 < steps) {
+                unpack(1 - set);
+                load(step + 3, 1 - set);
+            }
         }
     }
 
@@ -193,28 +232,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tile_128(const __grid_c
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_64(const __grid_constant__ TileParams p) { grouped<64>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_128(const __grid_constant__ TileParams p) {
     grouped<128>(p);
-}
-
-// Mirrors `NarrowParams`: `n` numbers in whole runs.
-struct NarrowParams {
-    const float* x;
-    u16* y;
-    u64 runs;
-};
-
-// A thread a run: 16 numbers to the operand type, in the order of the codes.
-extern "C" __global__ void __launch_bounds__(256) narrow(const __grid_constant__ NarrowParams p) {
-    for (u64 run = blockIdx.x * 256ull + threadIdx.x; run < p.runs; run += gridDim.x * 256ull) {
-        float v[RUN];
-#pragma unroll
-        for (int i = 0; i < RUN / 4; i++) {
-            float4 q = ((const float4*)p.x)[run * 4 + i];
-            v[4 * i] = q.x, v[4 * i + 1] = q.y, v[4 * i + 2] = q.z, v[4 * i + 3] = q.w;
-        }
-        u32 out[RUN / 2];
-#pragma unroll
-        for (int i = 0; i < RUN / 2; i++) out[i] = OPERAND::pack(v[UNIT16::first(i)], v[UNIT16::second(i)]);
-        ((uint4*)p.y)[run * 2] = make_uint4(out[0], out[1], out[2], out[3]);
-        ((uint4*)p.y)[run * 2 + 1] = make_uint4(out[4], out[5], out[6], out[7]);
-    }
 }

@@ -149,8 +149,8 @@ impl Module {
             Self::Route => &["route", "group_count", "group_place", "activate_rows", "combine"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
-            Self::Few(..) => &["few", "few_activated"],
-            Self::Tile(..) => &["narrow", "tile_64", "tile_128", "grouped_64", "grouped_128"],
+            Self::Few(..) => &["few", "few_activated", "narrow"],
+            Self::Tile(..) => &["tile_64", "tile_128", "grouped_64", "grouped_128"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
         }
     }

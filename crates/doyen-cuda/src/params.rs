@@ -113,13 +113,14 @@ pub(crate) struct TileProduct {
     pub(crate) y_by_route: u32,
 }
 
-/// `NarrowParams` of tile.cu.
+/// `NarrowParams` of few.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Narrow {
     pub(crate) x: Addr,
     pub(crate) y: Addr,
     pub(crate) runs: u64,
+    pub(crate) block_shift: u32,
 }
 
 /// `FewParams` of few.cu.
@@ -141,6 +142,8 @@ pub(crate) struct Few {
     pub(crate) m: u32,
     pub(crate) x_div: u32,
     pub(crate) y_by_route: u32,
+    pub(crate) narrowed: u32,
+    pub(crate) split: u32,
     pub(crate) act: Activation,
 }
 
@@ -397,7 +400,8 @@ mod tests {
         assert_eq!(size_of::<Routed>(), 88 + 5 * 8 + 4 * 4 + 20 + 4);
         assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
         assert_eq!(size_of::<TileProduct>(), size_of::<Gemm>());
-        assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 4 * 4 + 20 + 4);
+        assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 6 * 4 + 20 + 4);
+        assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);
         assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);

@@ -261,6 +261,11 @@ impl Bank {
         (s.aligned != 0 && s.cols.is_multiple_of(16) && s.zero_kind != 3).then_some(bits)
     }
 
+    /// log2 of the columns that share a scale; 31 where a row has one.
+    pub(crate) const fn block_shift(&self) -> u32 {
+        self.shape.block_shift
+    }
+
     pub(crate) const fn rows(&self) -> usize {
         self.shape.rows as usize
     }

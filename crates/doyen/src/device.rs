@@ -2,9 +2,9 @@
 //!
 //! A device that is asked for is used, or it is an error that says what is missing; nothing falls back to the CPU.
 
+use crate::model::cpu;
 use anyhow::Result;
 use clap::ValueEnum;
-use doyen_cpu::CpuDevice;
 use doyen_graph::device::Device;
 use doyen_tensor::ByteCount;
 use std::{num::NonZeroUsize, str::FromStr};
@@ -67,15 +67,6 @@ pub struct Opened {
     pub device: Box<dyn Device>,
     /// Memory that a plan may take, where the system does not tell.
     pub memory: Option<ByteCount>,
-}
-
-/// The CPU with the threads asked for, or all CPUs this process may use.
-///
-/// # Errors
-/// When the threads cannot be started.
-pub fn cpu(threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
-    let threads = threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
-    Ok(CpuDevice::new(threads)?)
 }
 
 impl DeviceArgs {

@@ -134,7 +134,8 @@ impl Model {
         let tokenizer = tokenizer(&package)?;
         let templates = templates(&package);
         progress.set_message("planning");
-        let device = progress.suspend(|| cpu(args.threads))?;
+        let opened = progress.suspend(|| args.device.open(args.threads))?;
+        let device = opened.device.as_ref();
         let graph = Arc::new(lowered(&package)?);
         let options = PlanOptions {
             context: context(args.context, context_length(&package, &graph))?,

@@ -1,6 +1,6 @@
 //! The operator conformance set on the CPU backend, and how much of it is excepted.
 
-use doyen::{conformance::DeviceRunner, device};
+use doyen::{conformance::DeviceRunner, model};
 use doyen_graph::testkit::{Case, Exceptions, Verdict, run};
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ fn exceptions() -> Exceptions {
 #[test]
 fn every_case_passes_on_the_cpu_or_is_a_visible_exception() {
     let cases = cases();
-    let report = run(&cases, &DeviceRunner::new(Box::new(device::cpu(None).unwrap())), &exceptions());
+    let report = run(&cases, &DeviceRunner::new(Box::new(model::cpu(None).unwrap())), &exceptions());
     assert_eq!(report.counts().failed, 0, "\n{report}");
     let passed = report.cases.iter().filter(|o| o.verdict == Verdict::Passed).count();
     assert_eq!(passed, report.counts().passed);

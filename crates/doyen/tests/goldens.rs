@@ -44,7 +44,7 @@ fn plain(checkpoint: &Path) -> (tempfile::TempDir, PathBuf) {
 fn outcomes(package: &Path, recorded: &Path, numerics: Numerics) -> Vec<Outcome> {
     let package = model::open(Some(package)).unwrap();
     let graph = Arc::new(model::lowered(&package).unwrap());
-    let device = doyen::device::cpu(None).unwrap();
+    let device = model::cpu(None).unwrap();
     let goldens = golden::read(recorded).unwrap();
     let longest = |g: &golden::Golden| g.prompt.len() + g.greedy.as_ref().map_or(0, Vec::len) + 1;
     let context = goldens.iter().map(longest).max().unwrap();

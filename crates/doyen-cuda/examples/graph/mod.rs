@@ -39,7 +39,10 @@ pub struct Build {
 
 impl Build {
     pub fn new(seed: u64) -> Self {
-        Self { graph: Lowered::default(), state: 0x9e37_79b9_7f4a_7c15 ^ (seed << 20) }
+        let mut build = Self { graph: Lowered::default(), state: 0x9e37_79b9_7f4a_7c15 ^ (seed << 20) };
+        // Graphs with token ids have their steps recorded.
+        build.graph.tokens = Some(build.value(DType::I64, vec![Extent::Fixed(1), Extent::Tokens(1)]));
+        build
     }
 
     fn next(&mut self) -> u64 {
@@ -189,7 +192,7 @@ pub fn session(
     tokens: usize,
     numerics: Numerics,
 ) -> Result<Box<dyn Session>> {
-    let limits = Limits { tokens, rows: 1, sequences: 1, context: tokens, page_size: 32 };
+    let limits = Limits { tokens, rows: 1, sequences: tokens, context: 1, page_size: 32 };
     let (mut slots, mut arena) = (Vec::new(), 0usize);
     for v in &graph.values {
         let n: usize = v.dims.iter().map(|d| d.at(tokens, 1)).product();
@@ -205,10 +208,10 @@ pub fn session(
     Ok(device.load(Program { graph, slots, arena, scratch, limits, pages: vec![], numerics })?)
 }
 
-/// Runs a step of `tokens` tokens.
+/// Runs a step of `tokens` sequences of one token.
 pub fn step(session: &mut dyn Session, tokens: usize, inputs: &[Tensor]) -> Result<()> {
     let ids = vec![0u32; tokens];
-    let spans = [SeqSpan { first: 0, len: tokens, past: 0 }];
+    let spans: Vec<SeqSpan> = (0..tokens).map(|first| SeqSpan { first, len: 1, past: 0 }).collect();
     Ok(session.step(&RaggedBatch { tokens: &ids, sequences: &spans, tables: &[], rows: &[], inputs })?)
 }
 

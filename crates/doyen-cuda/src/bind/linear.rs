@@ -46,6 +46,15 @@ impl Linear {
         }
     }
 
+    /// Bytes of `m` rows of narrowed activations.
+    fn narrow(&self, m: usize) -> usize {
+        if self.operand.is_some() && products::way(&self.bank) == Some(Way::Codes) {
+            m.saturating_mul(2 * self.bank.cols())
+        } else {
+            0
+        }
+    }
+
     fn exact(&self, cx: &Context<'_>, (x, y, m): (Addr, Addr, usize)) -> Result<(), CudaError> {
         let [one, two, four] = ready(self.exact.as_ref())?;
         let (rows, cols) = (self.bank.rows(), self.bank.cols());
@@ -81,11 +90,7 @@ impl Kernel for Linear {
 
     /// Narrowed activations.
     fn scratch(&self, limits: &Limits) -> usize {
-        if self.operand.is_some() && products::way(&self.bank) == Some(Way::Codes) {
-            rows_at(&self.x, limits).saturating_mul(2 * self.bank.cols())
-        } else {
-            0
-        }
+        self.narrow(rows_at(&self.x, limits))
     }
 
     fn resident(&self) -> usize {
@@ -110,7 +115,7 @@ impl Kernel for Linear {
         let m = io.input_numel(0) / self.bank.cols().max(1);
         let (x, y) = (io.input(0)?, io.output(0)?);
         let Some(rows) = self.tile(m) else { return self.exact(cx, (x, y, m)) };
-        let narrow = if rows > FEW { cx.scratch.at(0, 2 * m * self.bank.cols())? } else { Addr::NONE };
+        let narrow = if m > 1 { cx.scratch.at(0, self.narrow(m))? } else { Addr::NONE };
         let job = Product {
             bank: &self.bank,
             bias: self.bias.as_ref(),

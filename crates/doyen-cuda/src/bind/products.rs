@@ -12,8 +12,10 @@ use crate::{
 
 /// Rows of activations of a tile of the kernels for few rows: `TOKENS` of few.cu.
 pub(super) const FEW: usize = 8;
-/// Weight rows of a block of few.cu, of gemm.cu and of tile.cu.
+/// Weight rows of a warp or its group, and warps of a block, of few.cu.
 const FEW_BLOCK: usize = 16;
+const FEW_WARPS: usize = 8;
+/// Weight rows of a block of gemm.cu and of tile.cu.
 const GEMM_BLOCK: usize = 64;
 const TILE_BLOCK: usize = 128;
 
@@ -69,7 +71,7 @@ impl Kernels {
                 Some(Self::Codes(Box::new(CodeKernels {
                     few: gpu.function(few, "few", 0)?,
                     few_activated: gpu.function(few, "few_activated", 0)?,
-                    narrow: gpu.function(tile, "narrow", 0)?,
+                    narrow: gpu.function(few, "narrow", 0)?,
                     tiles: [of_tile("tile_64", 64)?, of_tile("tile_128", 128)?],
                     grouped: [of_tile("grouped_64", 64)?, of_tile("grouped_128", 128)?],
                 })))
@@ -135,7 +137,7 @@ pub(super) struct Product<'a> {
     /// Routes that share a row of `x`; 0 where `x` is in the experts' order.
     pub(super) x_div: usize,
     pub(super) y: Addr,
-    /// Where activations are narrowed to: two bytes each.
+    /// Where activations are narrowed to, two bytes each; none where there is one row.
     pub(super) narrow: Addr,
     /// Applied to the rows of FC1 (few rows alone).
     pub(super) act: Option<params::Activation>,
@@ -187,9 +189,16 @@ fn few(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Resu
         Some(act) if act.gate != 0 => (rows / 2, FEW_BLOCK / 2),
         _ => (rows, FEW_BLOCK),
     };
+    // One row a tile is as well read as it is.
+    let narrowed = job.narrow.is_some() && !g.experts.is_some();
+    if narrowed {
+        narrow(cx, k, job, job.bank.block_shift())?;
+    }
+    let groups = values.div_ceil(per_block);
+    let split = few_split(groups * g.tiles, job.bank.cols());
     let params = params::Few {
         w: job.bank.params()?,
-        x: job.x,
+        x: if narrowed { job.narrow } else { job.x },
         y: job.y,
         bias,
         experts: g.experts,
@@ -203,17 +212,35 @@ fn few(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Resu
         m: g.routes as u32,
         x_div: job.x_div as u32,
         y_by_route: u32::from(job.x_div == 0),
+        narrowed: u32::from(narrowed),
+        split: split as u32,
         act: job.act.unwrap_or(params::Activation::IDENTITY),
     };
     let f = if job.act.is_some() { &k.few_activated } else { &k.few };
-    cx.gpu.launch(f, Grid::new([values.div_ceil(per_block), g.tiles, 1], 256), params)
+    cx.gpu.launch(f, Grid::new([groups.div_ceil(FEW_WARPS / split), g.tiles, 1], 256), params)
+}
+
+/// Warps that share the columns of 16 rows, `groups` of them in all: as many as keep a large card busy, each with 64 columns
+/// at least.
+const fn few_split(groups: usize, cols: usize) -> usize {
+    let mut split = 1;
+    while split < FEW_WARPS && groups * split < 2048 && 64 * split < cols {
+        split *= 2;
+    }
+    split
+}
+
+/// Activations in the operand type, in the order of the codes they will meet.
+fn narrow(cx: &Context<'_>, k: &CodeKernels, job: &Product<'_>, block_shift: u32) -> Result<(), CudaError> {
+    let runs = job.x_rows * job.bank.cols() / 16;
+    let params = params::Narrow { x: job.x, y: job.narrow, runs: runs as u64, block_shift };
+    cx.gpu.launch(&k.narrow, Grid::over(runs), params)
 }
 
 fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
     let cols = job.bank.cols();
-    let runs = job.x_rows * cols / 16;
-    let narrow = params::Narrow { x: job.x, y: job.narrow, runs: runs as u64 };
-    cx.gpu.launch(&k.narrow, Grid::over(runs), narrow)?;
+    // The order of blocks of 64 and more, which a tile takes for all.
+    narrow(cx, k, job, 31)?;
     let [small, large] = if g.is_grouped() { &k.grouped } else { &k.tiles };
     let (bias, bias_float) = optional(job.bias);
     let params = params::TileProduct {
@@ -269,6 +296,14 @@ pub(super) const fn most_tiles(routes: usize, experts: usize, rows: usize) -> us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_shared_where_rows_are_few() {
+        assert_eq!(few_split(9496, 2048), 1);
+        assert_eq!(few_split(96 * 8, 2048), 4);
+        assert_eq!(few_split(16, 2048), 8);
+        assert_eq!(few_split(16, 64), 1);
+    }
 
     /// Whatever the routes of each expert, the tiles fit.
     #[test]

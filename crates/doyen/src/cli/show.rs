@@ -3,9 +3,8 @@
 use super::Outcome;
 use crate::{
     console,
-    device::cpu,
     inventory::{Inventory, Weight},
-    model::{DEFAULT_CONTEXT, context_length, lowered, source},
+    model::{DEFAULT_CONTEXT, context_length, cpu, lowered, source},
 };
 use anyhow::Result;
 use doyen_graph::{

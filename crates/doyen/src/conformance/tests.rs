@@ -2,7 +2,7 @@
 //! operator.
 
 use super::*;
-use crate::device::cpu;
+use crate::model::cpu;
 use doyen_graph::{
     check::check,
     ir::{Attr, Attrs, Dim, Fact, Graph},
