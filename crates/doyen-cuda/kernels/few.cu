@@ -37,7 +37,7 @@ struct FewParams {
 
 // Sums of rows `row[0]` and `row[1]` (one of each lane's quarter warp) with the tokens, over every `split`th quad of columns
 // from `part` on. Codes and scales of AHEAD quads are on their way at once.
-#define AHEAD 4
+#define AHEAD 3
 
 template <int UNIT>
 __device__ __forceinline__ void share(float (&sum)[4], const FewParams& p, u64 matrix, const u32 (&row)[2], const void* x,
@@ -85,10 +85,15 @@ __device__ __forceinline__ void share(float (&sum)[4], const FewParams& p, u64 m
                 u32 b[UNIT / 2];
                 if (p.narrowed) {
                     const u32* from = (const u32*)((const u16*)x + column);
+                    if constexpr (UNIT >= 8) {
 #pragma unroll
-                    for (int i = 0; i < UNIT / 4; i++) {
-                        uint2 c = live ? ((const uint2*)from)[i] : make_uint2(0, 0);
-                        b[2 * i] = c.x, b[2 * i + 1] = c.y;
+                        for (int i = 0; i < UNIT / 8; i++) {
+                            uint4 c = live ? ((const uint4*)from)[i] : make_uint4(0, 0, 0, 0);
+                            b[4 * i] = c.x, b[4 * i + 1] = c.y, b[4 * i + 2] = c.z, b[4 * i + 3] = c.w;
+                        }
+                    } else {
+                        uint2 c = live ? *(const uint2*)from : make_uint2(0, 0);
+                        b[0] = c.x, b[1] = c.y;
                     }
                 } else {
                     float v[UNIT];
@@ -187,7 +192,7 @@ __device__ __forceinline__ const void* token(const FewParams& p, const Place& at
     return (const u8*)p.x + row * p.x_stride * (p.narrowed ? sizeof(u16) : sizeof(float));
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) few(const __grid_constant__ FewParams p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) few(const __grid_constant__ FewParams p) {
     Place at;
     if (!place(p, at)) return;
     const u32 g = (threadIdx.x % 32) / 4, t = threadIdx.x % 4;
@@ -211,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) few(const __grid_consta
 }
 
 // FC1 and the activation: rows g of the left operand are gates, rows g + 8 their linear rows. y is in the order of places.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) few_activated(const __grid_constant__ FewParams p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) few_activated(const __grid_constant__ FewParams p) {
     Place at;
     if (!place(p, at)) return;
     const u32 g = (threadIdx.x % 32) / 4, t = threadIdx.x % 4;

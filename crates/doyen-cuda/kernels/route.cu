@@ -41,7 +41,37 @@ __device__ __forceinline__ Best warp_best(Best b) {
     return b;
 }
 
-// A warp a token. Shared memory: a byte per expert (taken), then k floats.
+// Experts that a lane keeps in registers; more are looked up round by round.
+#define KEPT 8
+
+// A key whose unsigned order is the order of selection: 0 for what is taken, 1 for NaN, numbers above.
+__device__ __forceinline__ u32 key_of(float v) {
+    if (v != v) return 1;
+    u32 b = __float_as_uint(v + 0.f);  // -0 is 0
+    return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+
+// The k largest of up to 32 * KEPT logits into `ids`.
+__device__ __forceinline__ void select_kept(const float* logits, u32 experts, u32 k, int* ids) {
+    const u32 lane = threadIdx.x;
+    u32 keys[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) keys[i] = i * 32 + lane < experts ? key_of(logits[i * 32 + lane]) : 0;
+    for (u32 j = 0; j < k; j++) {
+        u32 best = 0, at = 0xffffffffu;
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++)
+            if (keys[i] > best) best = keys[i], at = i * 32 + lane;
+        u32 most = __reduce_max_sync(0xffffffffu, best);
+        u32 id = __reduce_min_sync(0xffffffffu, best == most ? at : 0xffffffffu);
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++)
+            if (i * 32 + lane == id) keys[i] = 0;
+        if (lane == 0) ids[j] = (int)id;
+    }
+}
+
+// A warp a token. Shared memory: k floats, then a byte per expert (taken).
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteParams p) {
     extern __shared__ float values[];  // [k], then taken[experts]
     u8* taken = (u8*)(values + p.k);
@@ -50,9 +80,16 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
     const float* given = p.given ? p.given + (u64)token * p.experts : nullptr;
     int* ids = p.ids + (u64)token * p.k;
     float* weights = p.weights + (u64)token * p.k;
-    for (u32 e = lane; e < p.experts; e += 32) taken[e] = 0;
+    const bool kept = p.experts <= 32 * KEPT && p.weighting != SPARSE_MIXER;
+    if (kept) {
+        select_kept(logits, p.experts, p.k, ids);
+        __syncwarp();
+        for (u32 j = lane; j < p.k; j += 32) values[j] = given ? given[ids[j]] : logits[ids[j]];
+        __syncwarp();
+    } else
+        for (u32 e = lane; e < p.experts; e += 32) taken[e] = 0;
     __syncwarp();
-    for (u32 j = 0; j < p.k; j++) {
+    for (u32 j = 0; j < p.k && !kept; j++) {
         Best best = {0.f, -1};
         for (u32 e = lane; e < p.experts; e += 32) {
             Best b = {logits[e], (int)e};
