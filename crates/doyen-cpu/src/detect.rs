@@ -5,6 +5,8 @@
 //! on this machine: that proof is what the `// SAFETY:` lines of the vector kernels refer to. Most kernels are written
 //! for AVX2 at most and ask for [`Isa::avx2`], which every stronger x86 set gives.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::fmt;
 
 /// The environment variable that forces an instruction set, for tests and comparisons.
@@ -23,9 +25,15 @@ pub enum Isa {
     /// AVX2 with FMA and F16C (x86-64-v3).
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX2 with FMA and F16C, and dot products of bytes in its vectors (AVX-VNNI).
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
     /// AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// The same, and AMX with INT8.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 /// Proof that AVX2, FMA and F16C are there.
@@ -41,6 +49,19 @@ impl Avx2 {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c"))
         .then_some(Self(()))
+    }
+}
+
+/// Proof that AVX-VNNI is there, and what [`Avx2`] proves.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AvxVnni(Avx2);
+
+#[cfg(target_arch = "x86_64")]
+impl AvxVnni {
+    /// The proof, on machines that have it.
+    pub fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avxvnni").then(Avx2::detect).flatten().map(Self)
     }
 }
 
@@ -62,6 +83,39 @@ impl Avx512 {
         .flatten()
         .map(Self)
     }
+}
+
+/// Proof that AMX-TILE and AMX-INT8 are there and that the system lets this process use them, and what [`Avx512`] proves.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Amx(Avx512);
+
+#[cfg(target_arch = "x86_64")]
+impl Amx {
+    /// The proof, on machines that have both and systems that permit it.
+    pub fn detect() -> Option<Self> {
+        // Leaf 7: AMX-TILE is bit 24 of EDX, AMX-INT8 bit 25.
+        let wanted = 0b11 << 24;
+        (__cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted && may_use_tiles())
+            .then(Avx512::detect)
+            .flatten()
+            .map(Self)
+    }
+}
+
+/// Asks the kernel of the system for the tile registers; what it grants, every thread of the process has.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    // Documentation/arch/x86/xstate.rst: the request, and the number of the tiles' state component.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and touches no memory.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+const fn may_use_tiles() -> bool {
+    false
 }
 
 impl Isa {
@@ -88,7 +142,12 @@ impl Isa {
     /// Every instruction set of this machine, weakest first: what tests go through.
     pub fn all() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let vector = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        let vector = [
+            Avx2::detect().map(Self::Avx2),
+            AvxVnni::detect().map(Self::AvxVnni),
+            Avx512::detect().map(Self::Avx512),
+            Amx::detect().map(Self::Amx),
+        ];
         #[cfg(not(target_arch = "x86_64"))]
         let vector = [None];
         std::iter::once(Self::Scalar).chain(vector.into_iter().flatten())
@@ -106,7 +165,11 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(_) => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => "amx",
         }
     }
 
@@ -115,7 +178,10 @@ impl Isa {
     pub const fn avx2(self) -> Option<Avx2> {
         match self {
             Self::Scalar => None,
-            Self::Avx2(token) | Self::Avx512(Avx512(token)) => Some(token),
+            Self::Avx2(token)
+            | Self::AvxVnni(AvxVnni(token))
+            | Self::Avx512(Avx512(token))
+            | Self::Amx(Amx(Avx512(token))) => Some(token),
         }
     }
 }

@@ -66,12 +66,12 @@ impl Loops {
 
     fn of<E: Element>(isa: Isa, d: usize) -> Self {
         match isa {
-            Isa::Scalar => Self { scores: portable::scores::<E>, accumulate: portable::accumulate::<E> },
             // Whole vectors of 8 lanes are faster than vectors of 16 and a rest.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) if d.is_multiple_of(16) => x86::avx512::<E>(),
+            Isa::Avx512(_) | Isa::Amx(_) if d.is_multiple_of(16) => x86::avx512::<E>(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) | Isa::Avx512(_) => x86::avx2::<E>(),
+            Isa::Avx2(_) | Isa::AvxVnni(_) | Isa::Avx512(_) | Isa::Amx(_) => x86::avx2::<E>(),
+            _ => Self { scores: portable::scores::<E>, accumulate: portable::accumulate::<E> },
         }
     }
 }

@@ -357,6 +357,28 @@ proptest! {
         }
     }
 
+    /// The loops of instruction sets that this machine may lack, with other instructions in place of theirs.
+    #[test]
+    fn stand_ins_give_the_canonical_bits(case in cases(), with_bias in any::<bool>()) {
+        let stored = Stored::new(&case);
+        let w = Weights::Int(stored.matrix());
+        let mut rng = Rng(case.seed ^ 4);
+        let x = rng.floats(case.cols * TOKENS[7]);
+        let bias = store(FloatType::F16, &rng.floats(case.rows), 0);
+        let bias = with_bias.then_some(FloatView::new(FloatType::F16, &bias).unwrap());
+        let (bits, block, cols) = (case.bits, case.block, case.cols);
+        if quantize::aligned(block, cols) {
+            for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
+                let scalar = Linear::new(w.format(), mode, Isa::Scalar);
+                let expected = same_in_any_company(&scalar, &w, &x, bias);
+                for kernel in int::stand_ins(bits, block, cols, mode) {
+                    let linear = Linear { kernel, ..scalar };
+                    prop_assert_eq!(&same_in_any_company(&linear, &w, &x, bias), &expected, "{}", kernel);
+                }
+            }
+        }
+    }
+
     #[test]
     fn float_weights(
         rows in 1usize..70, cols in 1usize..150, gap in 0usize..3, lead in 0usize..4,

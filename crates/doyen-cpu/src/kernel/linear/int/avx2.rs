@@ -7,14 +7,17 @@
 use super::{
     entries::entries,
     lanes::{ByteLanes, FloatLanes, Lanes, offset},
-    stream,
+    stream::Plain,
 };
-use std::arch::{asm, x86_64::*};
+use std::{
+    arch::{asm, x86_64::*},
+    marker::PhantomData,
+};
 
-entries!("avx2", "avx2,fma,f16c", Sixteen, Eight, stream::Plain);
+entries!("avx2", "avx2,fma,f16c", Sixteen<Plain>, Eight, Plain);
 
 /// Eight lanes.
-struct Eight;
+pub(super) struct Eight;
 
 impl FloatLanes for Eight {
     const TOKENS: usize = 6;
@@ -26,7 +29,7 @@ impl Eight {
     /// # Safety
     /// As [`Lanes`] says.
     #[inline(always)]
-    unsafe fn load_int(p: *const u8) -> __m256i {
+    pub(super) unsafe fn load_int(p: *const u8) -> __m256i {
         // SAFETY: the caller's promise.
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
@@ -120,15 +123,15 @@ impl Lanes for Eight {
     }
 }
 
-/// Sixteen lanes: two vectors, which share the broadcast of activations.
-struct Sixteen;
+/// Sixteen lanes: two vectors, which share the broadcast of activations. Bytes are multiplied as `D` does it.
+pub(super) struct Sixteen<D>(PhantomData<D>);
 
 // SAFETY of every block below: what `Lanes` demands of its callers.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "all are covered by the contract that `Lanes` states once"
 )]
-impl Lanes for Sixteen {
+impl<D> Lanes for Sixteen<D> {
     const ROWS: usize = 16;
     type Int = [__m256i; 2];
     type Float = [__m256; 2];
@@ -209,7 +212,7 @@ impl Lanes for Sixteen {
 }
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
-impl ByteLanes for Sixteen {
+impl ByteLanes for Sixteen<Plain> {
     const TOKENS: usize = 4;
 
     #[inline(always)]
@@ -268,7 +271,7 @@ impl ByteLanes for Sixteen {
 /// AVX2 is there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn pin(mut v: __m256i) -> __m256i {
+pub(super) unsafe fn pin(mut v: __m256i) -> __m256i {
     // SAFETY: no instruction.
     unsafe { asm!("/* {0} */", inout(ymm_reg) v, options(nostack, preserves_flags)) };
     v

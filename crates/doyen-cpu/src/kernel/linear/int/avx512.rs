@@ -6,7 +6,7 @@ use super::{
     avx2::transpose_eight,
     entries::entries,
     lanes::{ByteLanes, FloatLanes, Lanes, offset},
-    stream,
+    vnni::{Avx512Vl, Vnni},
 };
 use std::arch::x86_64::*;
 
@@ -15,11 +15,11 @@ entries!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
     Sixteen,
     Sixteen,
-    stream::Vnni
+    Vnni<Avx512Vl>
 );
 
 /// Sixteen lanes.
-struct Sixteen;
+pub(super) struct Sixteen;
 
 // SAFETY of every block below: what `Lanes` demands of its callers.
 #[allow(

@@ -3,6 +3,30 @@
 /// Rows of activations that go through `stream`; more meet staged tiles.
 pub(super) const STREAMED: usize = 4;
 
+/// `kernel`, out of the functions for both modes, in terms of `BITS` and `UNIT`.
+macro_rules! kernels {
+    ($name:literal, $fast:expr, $exact:expr) => {
+        /// The kernel of a width, for blocks of 16 columns (`halves`) or more.
+        pub(in crate::kernel::linear::int) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
+            match (bits, halves) {
+                (Bits::B2, false) => of_mode::<2, 32>(mode, concat!($name, "-int2")),
+                (Bits::B2, true) => of_mode::<2, 16>(mode, concat!($name, "-int2-b16")),
+                (Bits::B4, false) => of_mode::<4, 32>(mode, concat!($name, "-int4")),
+                (Bits::B4, true) => of_mode::<4, 16>(mode, concat!($name, "-int4-b16")),
+                (Bits::B8, false) => of_mode::<8, 32>(mode, concat!($name, "-int8")),
+                (Bits::B8, true) => of_mode::<8, 16>(mode, concat!($name, "-int8-b16")),
+            }
+        }
+
+        fn of_mode<const BITS: usize, const UNIT: usize>(mode: Mode, name: &'static str) -> Kernel {
+            match mode {
+                Mode::Fast | Mode::Fine => Kernel::int(name, mode, $fast),
+                Mode::Exact => Kernel::int(name, mode, $exact),
+            }
+        }
+    };
+}
+
 /// `kernel`, and the functions it hands out: `entries!(name, features, ByteLanes, FloatLanes, Spans)`.
 ///
 /// Whoever gets a kernel has proved the features by holding an `Isa` with their token; that, and what the caller of a kernel has
@@ -19,34 +43,21 @@ macro_rules! entries {
                 int::{
                     entries::STREAMED,
                     exact, fast,
-                    stream::{DEFAULT, OTHER, PACKED},
+                    stream::{self, DEFAULT, OTHER, PACKED},
                 },
             },
             quantize::Prepared,
         };
 
-        /// The kernel of a width, for blocks of 16 columns (`halves`) or more.
-        pub(super) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
-            match (bits, halves) {
-                (Bits::B2, false) => of_mode::<2, 32>(mode, concat!($name, "-int2")),
-                (Bits::B2, true) => of_mode::<2, 16>(mode, concat!($name, "-int2-b16")),
-                (Bits::B4, false) => of_mode::<4, 32>(mode, concat!($name, "-int4")),
-                (Bits::B4, true) => of_mode::<4, 16>(mode, concat!($name, "-int4-b16")),
-                (Bits::B8, false) => of_mode::<8, 32>(mode, concat!($name, "-int8")),
-                (Bits::B8, true) => of_mode::<8, 16>(mode, concat!($name, "-int8-b16")),
-            }
-        }
-
-        fn of_mode<const BITS: usize, const UNIT: usize>(mode: Mode, name: &'static str) -> Kernel {
-            match mode {
-                Mode::Fast | Mode::Fine => Kernel::int(name, mode, fast_rows::<BITS, UNIT>),
-                Mode::Exact => Kernel::int(name, mode, exact_rows::<BITS, UNIT>),
-            }
-        }
+        $crate::kernel::linear::int::entries::kernels!(
+            $name,
+            fast_rows::<BITS, UNIT>,
+            exact_rows::<BITS, UNIT>
+        );
 
         /// # Safety
         /// The features are there; the matrix is valid, of `BITS` and units of `UNIT`.
-        unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
+        pub(in crate::kernel::linear::int) unsafe fn fast_rows<const BITS: usize, const UNIT: usize>(
             w: &QuantMatrix<'_>,
             acts: &Prepared<'_>,
             bias: Option<FloatView<'_>>,
@@ -136,7 +147,7 @@ macro_rules! entries {
         /// # Safety
         /// As `fast_rows`.
         #[target_feature(enable = $features)]
-        unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
+        pub(in crate::kernel::linear::int) unsafe fn exact_rows<const BITS: usize, const UNIT: usize>(
             w: &QuantMatrix<'_>,
             acts: &Prepared<'_>,
             bias: Option<FloatView<'_>>,
@@ -148,4 +159,4 @@ macro_rules! entries {
     };
 }
 
-pub(super) use entries;
+pub(super) use {entries, kernels};

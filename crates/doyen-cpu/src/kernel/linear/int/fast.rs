@@ -6,7 +6,7 @@
 
 use super::{
     super::{Columns, LANES, scalar, tiles},
-    lanes::{ByteLanes, MAX_ROWS},
+    lanes::{ByteLanes, Lanes, MAX_ROWS},
     panel::Panel,
     tile::{Geometry, SEGMENT, Segment, lane_sum, step_bytes, step_cols, unit_place, write},
 };
@@ -17,21 +17,27 @@ use std::{mem::MaybeUninit, ops::Range};
 /// Tokens that meet a staged segment before the next segment is staged.
 const BATCH: usize = 64;
 /// Columns that are staged at a time: with 16 rows their codes are half of a first-level cache.
-const STAGED: usize = SEGMENT;
+pub(super) const STAGED: usize = SEGMENT;
 /// Columns of a vector of codes: four bytes a row.
-const VECTOR: usize = 4;
+pub(super) const VECTOR: usize = 4;
 
 /// A product under way.
-struct Job<'a> {
-    w: &'a QuantMatrix<'a>,
+pub(super) struct Job<'a> {
+    pub(super) w: &'a QuantMatrix<'a>,
     g: Geometry,
-    acts: &'a Prepared<'a>,
-    bias: Option<FloatView<'a>>,
+    pub(super) acts: &'a Prepared<'a>,
+    pub(super) bias: Option<FloatView<'a>>,
 }
 
 /// Unpacked codes of a segment: vectors in the order of columns.
 #[repr(align(64))]
-struct Stage([MaybeUninit<u8>; STAGED * MAX_ROWS]);
+pub(super) struct Stage(pub(super) [MaybeUninit<u8>; STAGED * MAX_ROWS]);
+
+impl Stage {
+    pub(super) const fn new() -> Self {
+        Self([MaybeUninit::uninit(); STAGED * MAX_ROWS])
+    }
+}
 
 /// Rows of quantized weights times prepared tokens; units of `UNIT` columns.
 ///
@@ -49,12 +55,16 @@ pub(super) unsafe fn rows<L: ByteLanes, const BITS: usize, const UNIT: usize>(
         return scalar::fast(w, acts, bias, out);
     }
     // SAFETY: the caller's promise, and a full tile of rows.
-    unsafe { Job { w, g: Geometry::new(w), acts, bias }.staged::<L, BITS, UNIT>(out) }
+    unsafe { Job::new(w, acts, bias).staged::<L, BITS, UNIT>(out) }
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    pub(super) fn new(w: &'a QuantMatrix<'a>, acts: &'a Prepared<'a>, bias: Option<FloatView<'a>>) -> Self {
+        Self { w, g: Geometry::new(w), acts, bias }
+    }
+
     /// The first row of a tile that holds rows `n ..` as far as possible; the last tile of a matrix reaches back.
-    fn tile<L: ByteLanes>(&self, n: usize) -> usize {
+    pub(super) fn tile<L: ByteLanes>(&self, n: usize) -> usize {
         n.min(self.w.rows - L::ROWS)
     }
 
@@ -63,7 +73,7 @@ impl Job<'_> {
     /// # Safety
     /// As [`rows`]; the matrix has the tile.
     #[inline(always)]
-    unsafe fn segment<L: ByteLanes>(
+    pub(super) unsafe fn segment<L: ByteLanes>(
         &self,
         first: usize,
         (start, most): (usize, usize),
@@ -77,6 +87,12 @@ impl Job<'_> {
         segment
     }
 
+    /// Where a segment lies.
+    #[inline(always)]
+    pub(super) const fn place(&self, segment: &Segment) -> Place {
+        Place { g: self.g, unit: segment.unit, block: segment.block }
+    }
+
     /// All rows of `out` for any number of tokens.
     ///
     /// # Safety
@@ -85,7 +101,7 @@ impl Job<'_> {
     unsafe fn staged<L: ByteLanes, const BITS: usize, const UNIT: usize>(&self, out: &mut Columns<'_>) {
         let terms = self.acts.layout().terms();
         let mut panel = Panel::new();
-        let mut stage = Stage([MaybeUninit::uninit(); STAGED * MAX_ROWS]);
+        let mut stage = Stage::new();
         let stage = stage.0.as_mut_ptr().cast::<u8>();
         // Every token's lanes are written before they are read.
         let mut sums = [const { MaybeUninit::<[f32; LANES * MAX_ROWS]>::uninit() }; BATCH];
@@ -155,7 +171,7 @@ impl Job<'_> {
             *a = self.acts.row(at + t).as_ptr();
         }
         // By value: what a pointer might change is read anew for every unit.
-        let place = Place { g: self.g, unit: segment.unit, block: segment.block };
+        let place = self.place(segment);
         // SAFETY: the caller's promise; a unit's vectors follow each other in the stage, a token's lanes in the sums.
         unsafe {
             for lane in 0..LANES {
@@ -184,7 +200,7 @@ impl Job<'_> {
 
 /// Where a segment lies in its row.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     g: Geometry,
     /// First unit and block.
     unit: usize,
@@ -203,18 +219,38 @@ impl Place {
         u: usize,
         w: *const u8,
         acts: [*const u8; T],
-        mut acc: [L::Float; T],
+        acc: [L::Float; T],
     ) -> [L::Float; T] {
-        let (at, unit) = (self.g.acts, self.unit + u);
-        let block = self.g.block_of(V * VECTOR * unit) - self.block;
+        let unit = self.unit + u;
         let (mut codes, mut centres) = ([std::ptr::null(); T], [std::ptr::null(); T]);
         for t in 0..T {
             codes[t] = acts[t].wrapping_add(unit_place(BITS, V * VECTOR, unit));
-            centres[t] = acts[t].wrapping_add(at.centres + 4 * unit).cast();
+            centres[t] = acts[t].wrapping_add(self.g.acts.centres + 4 * unit).cast();
         }
-        // SAFETY: a unit's codes and numbers are inside of the activation rows, its block is in the panel.
+        // SAFETY: a unit's codes are inside of the activation rows.
         unsafe {
             let dots = L::dots::<BITS, V, T>(w, codes, centres);
+            self.add_dots::<L, T>(panel, (u, V * VECTOR), dots, acts, acc)
+        }
+    }
+
+    /// Adds the centred sums of unit `u`, which is of `width` columns.
+    ///
+    /// # Safety
+    /// As [`Place::add_unit`].
+    #[inline(always)]
+    pub(super) unsafe fn add_dots<L: Lanes, const T: usize>(
+        self,
+        panel: &Panel,
+        (u, width): (usize, usize),
+        dots: [L::Int; T],
+        acts: [*const u8; T],
+        mut acc: [L::Float; T],
+    ) -> [L::Float; T] {
+        let (at, unit) = (self.g.acts, self.unit + u);
+        let block = self.g.block_of(width * unit) - self.block;
+        // SAFETY: a unit's numbers are inside of the activation rows, its block is in the panel.
+        unsafe {
             let scale = L::load(panel.scales::<L>(block));
             for t in 0..T {
                 let mut value = L::to_float(dots[t]);
@@ -235,7 +271,10 @@ impl Place {
 /// # Safety
 /// As [`super::lanes::Lanes`] says; `p` points to a step's bytes of every row, `stride` apart.
 #[inline(always)]
-unsafe fn unpack<L: ByteLanes, const BITS: usize>(p: *const u8, stride: usize) -> [[L::Int; 8]; 2] {
+pub(super) unsafe fn unpack<L: ByteLanes, const BITS: usize>(
+    p: *const u8,
+    stride: usize,
+) -> [[L::Int; 8]; 2] {
     // SAFETY: the caller's promise.
     unsafe {
         let words = L::transpose(p, stride);

@@ -6,15 +6,16 @@
 //! of a segment of columns are widened and transposed into a panel first, which keeps their types out of the loops. With few
 //! tokens lanes are groups of one row's columns, and rows follow each other (`stream`).
 //!
-//! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2` and `avx512` answer it
+//! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2`, `vnni` and `avx512` answer it
 //! * [`panel`]: scales and zero points of a tile; [`scales`] widens them
 //! * [`tile`]: rows, segments, steps and groups
-//! * [`fast`]: int8 activations, and [`stream`] for few tokens; [`exact`]: f32 activations
+//! * [`fast`]: int8 activations, [`stream`] for few tokens, [`amx`] for many; [`exact`]: f32 activations
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 #![allow(clippy::needless_range_loop, reason = "r, s, t and v index several arrays at once")]
 #![allow(clippy::large_stack_arrays, reason = "staged tiles: at most 100 KiB, on stacks of 2 MiB and more")]
 
+mod amx;
 mod avx2;
 mod avx512;
 mod entries;
@@ -25,6 +26,7 @@ mod panel;
 mod scales;
 mod stream;
 mod tile;
+mod vnni;
 
 pub(super) use scales::load8;
 
@@ -40,6 +42,18 @@ pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa
     match isa {
         Isa::Scalar => None,
         Isa::Avx2(_) => Some(avx2::kernel(bits, halves, mode)),
+        Isa::AvxVnni(_) => Some(vnni::kernel(bits, halves, mode)),
         Isa::Avx512(_) => Some(avx512::kernel(bits, halves, mode)),
+        Isa::Amx(_) => Some(amx::kernel(bits, halves, mode)),
     }
+}
+
+/// Kernels made of the loops of instruction sets that this machine need not have, with other instructions that it has.
+#[cfg(test)]
+pub(super) fn stand_ins(bits: Bits, block: usize, cols: usize, mode: Mode) -> Vec<Kernel> {
+    let halves = block == 16 && cols > 16;
+    if crate::detect::Avx512::detect().is_none() {
+        return Vec::new();
+    }
+    vec![vnni::on_avx512::kernel(bits, halves, mode), amx::emulated::kernel(bits, halves, mode)]
 }

@@ -6,7 +6,7 @@
 //! eight groups of columns whose sums end up in the eight lanes that the canonical order ([`super::super`]) has for them, and nothing is
 //! written but results. Out-of-order execution sees only a few hundred bytes ahead of such a loop; [`AHEAD`] makes up for it.
 //!
-//! Called by `fast`. The sums of a span come from a [`Spans`]: AVX2, or AVX2 with dot products of bytes.
+//! Called by `entries`. The sums of a span come from a [`Spans`]: [`Plain`] with AVX2, or `vnni` with dot products of bytes.
 
 use super::{
     super::{Columns, LANES, tiles},
@@ -493,29 +493,6 @@ impl Spans for Plain {
             }
             for sum in &mut sums {
                 *sum = _mm256_madd_epi16(*sum, ones);
-            }
-            sums
-        }
-    }
-}
-
-/// Dot products of bytes with AVX-512 VNNI in 256-bit vectors.
-pub(super) struct Vnni;
-
-impl Spans for Vnni {
-    const CENTRES_BYTES: bool = false;
-
-    #[inline(always)]
-    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
-        // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
-        unsafe {
-            let mut sums = [_mm256_setzero_si256(); T];
-            for p in 0..8 / BITS {
-                let w = plane::<BITS>(codes, p);
-                for t in 0..T {
-                    let a = _mm256_loadu_si256(acts[t].add(32 * p).cast());
-                    sums[t] = _mm256_dpbusd_epi32(sums[t], w, a);
-                }
             }
             sums
         }
