@@ -135,13 +135,23 @@ unsafe fn write<const T: usize>(
     bias: Option<FloatView<'_>>,
 ) {
     for t in 0..T {
-        let mut sums = [0f32; EIGHT];
-        // SAFETY: the caller's promise; eight floats. As with a bias of zero: a sum of -0 becomes 0.
-        unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), _mm256_add_ps(lane_sums(acc[t]), _mm256_setzero_ps())) };
-        if let Some(bias) = bias.filter(|_| t.is_multiple_of(terms)) {
-            for (sum, n) in sums.iter_mut().zip(rows.clone()) {
-                *sum += bias.get(n);
+        let bias = bias.filter(|_| t.is_multiple_of(terms));
+        // SAFETY: the caller's promise. As with a bias of zero: a sum of -0 becomes 0.
+        let acc = unsafe { _mm256_add_ps(lane_sums(acc[t]), _mm256_setzero_ps()) };
+        if let (Some(y), None) = (out.row(t / terms, rows.clone()).first_chunk_mut::<EIGHT>(), bias) {
+            let y = y.as_mut_ptr();
+            // SAFETY: eight floats.
+            unsafe {
+                let sum = if t.is_multiple_of(terms) { acc } else { _mm256_add_ps(_mm256_loadu_ps(y), acc) };
+                _mm256_storeu_ps(y, sum);
             }
+            continue;
+        }
+        let mut sums = [0f32; EIGHT];
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), acc) };
+        for (sum, n) in sums.iter_mut().zip(rows.clone()) {
+            *sum += bias.map_or(0.0, |b| b.get(n));
         }
         out.put(t, terms, rows.clone(), &sums);
     }

@@ -193,13 +193,20 @@ pub(super) unsafe fn write<L: Lanes>(
     acc: L::Float,
     bias: Option<FloatView<'_>>,
 ) {
+    let bias = bias.filter(|_| t.is_multiple_of(terms));
+    // SAFETY: the caller's promise. As with a bias of zero: a sum of -0 becomes 0.
+    let acc = unsafe { L::add(acc, L::zero()) };
+    let y = out.row(t / terms, rows.clone());
+    if bias.is_none() && y.len() == L::ROWS {
+        let y = y.as_mut_ptr();
+        // SAFETY: the caller's promise; `y` is as long as the vector.
+        return unsafe { L::store(y, if t.is_multiple_of(terms) { acc } else { L::add(L::load(y), acc) }) };
+    }
     let mut sums = [0f32; MAX_ROWS];
-    // SAFETY: the caller's promise; the buffer is as long as any vector. As with a bias of zero: a sum of -0 becomes 0.
-    unsafe { L::store(sums.as_mut_ptr(), L::add(acc, L::zero())) };
-    if let Some(bias) = bias.filter(|_| t.is_multiple_of(terms)) {
-        for n in rows.clone() {
-            sums[n - first] += bias.get(n);
-        }
+    // SAFETY: the caller's promise; the buffer is as long as any vector.
+    unsafe { L::store(sums.as_mut_ptr(), acc) };
+    for (sum, n) in sums.iter_mut().skip(rows.start - first).zip(rows.clone()) {
+        *sum += bias.map_or(0.0, |b| b.get(n));
     }
     out.put(t, terms, rows.clone(), &sums[rows.start - first..]);
 }
