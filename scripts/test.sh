@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: the workspace's own, ONNX's node tests and the operator conformance cases. Needs cargo, git and python3.
+# All tests: the workspace's own, and on every instruction set of this machine ONNX's node tests and the operator conformance cases. Needs cargo, git and python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shared=${DOYEN_SHARED:-../shared}
@@ -7,10 +7,15 @@ shared=${DOYEN_SHARED:-../shared}
 scripts/onnx-node-tests.sh target/onnx-node-tests
 cargo build --release --quiet
 doyen=${CARGO_TARGET_DIR:-target}/release/doyen
-for backend in reference cpu; do
-    echo "== conformance cases on $backend"
-    "$doyen" conformance "$shared/conformance" --backend "$backend"
-    echo "== ONNX node tests on $backend"
-    "$doyen" conformance target/onnx-node-tests --backend "$backend"
+echo "== conformance cases on reference"
+"$doyen" conformance "$shared/conformance" --backend reference
+echo "== ONNX node tests on reference"
+"$doyen" conformance target/onnx-node-tests --backend reference
+levels=$("$doyen" doctor --json | python3 -c 'import json, sys; print(*json.load(sys.stdin)["machine"]["isa"])')
+for level in $levels; do
+    echo "== conformance cases on cpu, $level"
+    DOYEN_CPU=$level "$doyen" conformance "$shared/conformance" --backend cpu
+    echo "== ONNX node tests on cpu, $level"
+    DOYEN_CPU=$level "$doyen" conformance target/onnx-node-tests --backend cpu
 done
 cargo test --workspace
