@@ -34,6 +34,9 @@ pub enum Isa {
     /// The same, and AMX with INT8.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
+    /// NEON with dot products of bytes (Armv8.2 and later).
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
 }
 
 /// Proof that AVX2, FMA and F16C are there.
@@ -118,6 +121,20 @@ const fn may_use_tiles() -> bool {
     false
 }
 
+/// Proof that NEON and its dot products of bytes are there.
+#[cfg(target_arch = "aarch64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Neon(());
+
+#[cfg(target_arch = "aarch64")]
+impl Neon {
+    /// The proof, on machines that have both.
+    pub fn detect() -> Option<Self> {
+        use std::arch::is_aarch64_feature_detected;
+        (is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")).then_some(Self(()))
+    }
+}
+
 impl Isa {
     /// The best instruction set of this machine.
     pub fn detect() -> Self {
@@ -148,7 +165,9 @@ impl Isa {
             Avx512::detect().map(Self::Avx512),
             Amx::detect().map(Self::Amx),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let vector = [Neon::detect().map(Self::Neon)];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let vector = [None];
         std::iter::once(Self::Scalar).chain(vector.into_iter().flatten())
     }
@@ -170,6 +189,8 @@ impl Isa {
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Amx(_) => "amx",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "neon",
         }
     }
 

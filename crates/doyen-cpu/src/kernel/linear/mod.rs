@@ -28,7 +28,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2_float;
 mod format;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod int;
 mod output;
 mod scalar;

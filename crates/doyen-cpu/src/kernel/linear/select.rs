@@ -2,9 +2,11 @@
 //!
 //! Read at bind time. A new instruction set adds its rows to [`int::kernel`] and [`float`].
 
-use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_float, int};
+use super::avx2_float;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::int;
+use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, scalar};
 use crate::{
     detect::Isa,
     kernel::quantize::{Layout, Prepared, aligned},
@@ -83,7 +85,7 @@ pub fn select(format: Format, mode: Mode, isa: Isa) -> Kernel {
 }
 
 fn quantized(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Kernel {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if aligned(block, cols)
         && let Some(kernel) = int::kernel(bits, block, cols, mode, isa)
     {

@@ -358,6 +358,7 @@ proptest! {
     }
 
     /// The loops of instruction sets that this machine may lack, with other instructions in place of theirs.
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn stand_ins_give_the_canonical_bits(case in cases(), with_bias in any::<bool>()) {
         let stored = Stored::new(&case);

@@ -27,10 +27,11 @@ macro_rules! kernels {
     };
 }
 
-/// `kernel`, and the functions it hands out: `entries!(name, features, ByteLanes, FloatLanes, Spans)`.
+/// `kernel` of an x86 instruction set, and the functions it hands out: `entries!(name, features, ByteLanes, FloatLanes, Spans)`.
 ///
 /// Whoever gets a kernel has proved the features by holding an `Isa` with their token; that, and what the caller of a kernel has
 /// checked, is what every `// SAFETY:` line here refers to.
+#[cfg(target_arch = "x86_64")]
 macro_rules! entries {
     ($name:literal, $features:literal, $bytes:ty, $floats:ty, $spans:ty) => {
         use doyen_tensor::{
@@ -159,4 +160,6 @@ macro_rules! entries {
     };
 }
 
-pub(super) use {entries, kernels};
+#[cfg(target_arch = "x86_64")]
+pub(super) use entries;
+pub(super) use kernels;

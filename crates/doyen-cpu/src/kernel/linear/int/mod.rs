@@ -6,7 +6,7 @@
 //! of a segment of columns are widened and transposed into a panel first, which keeps their types out of the loops. With few
 //! tokens lanes are groups of one row's columns, and rows follow each other (`stream`).
 //!
-//! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2`, `vnni` and `avx512` answer it
+//! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2`, `vnni`, `avx512` and `neon` answer it
 //! * [`panel`]: scales and zero points of a tile; [`scales`] widens them
 //! * [`tile`]: rows, segments, steps and groups
 //! * [`fast`]: int8 activations, [`stream`] for few tokens, [`amx`] for many; [`exact`]: f32 activations
@@ -15,19 +15,28 @@
 #![allow(clippy::needless_range_loop, reason = "r, s, t and v index several arrays at once")]
 #![allow(clippy::large_stack_arrays, reason = "staged tiles: at most 100 KiB, on stacks of 2 MiB and more")]
 
+#[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod entries;
 mod exact;
 mod fast;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
+#[cfg_attr(not(target_arch = "x86_64"), path = "scales_portable.rs")]
 mod scales;
+#[cfg(target_arch = "x86_64")]
 mod stream;
 mod tile;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
 
+#[cfg(target_arch = "x86_64")]
 pub(super) use scales::load8;
 
 use super::{Kernel, Mode};
@@ -41,15 +50,21 @@ pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa
     let halves = block == 16 && cols > 16;
     match isa {
         Isa::Scalar => None,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => Some(avx2::kernel(bits, halves, mode)),
+        #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni(_) => Some(vnni::kernel(bits, halves, mode)),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(_) => Some(avx512::kernel(bits, halves, mode)),
+        #[cfg(target_arch = "x86_64")]
         Isa::Amx(_) => Some(amx::kernel(bits, halves, mode)),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon(_) => Some(neon::kernel(bits, halves, mode)),
     }
 }
 
 /// Kernels made of the loops of instruction sets that this machine need not have, with other instructions that it has.
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 pub(super) fn stand_ins(bits: Bits, block: usize, cols: usize, mode: Mode) -> Vec<Kernel> {
     let halves = block == 16 && cols > 16;
     if crate::detect::Avx512::detect().is_none() {

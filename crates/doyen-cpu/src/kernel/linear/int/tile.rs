@@ -155,12 +155,7 @@ impl Segment {
         let next = self.codes.wrapping_add(rows * self.stride + s / steps * 64);
         let share = rows / steps;
         for r in s % steps * share..(s % steps + 1) * share {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch is a hint, valid for any address; SSE is part of x86-64.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(r * self.stride).cast());
-            }
+            prefetch_line(next.wrapping_add(r * self.stride));
         }
     }
 
@@ -174,6 +169,22 @@ impl Segment {
     ) -> (*const f32, *const f32) {
         let block = g.block_of_unit(self.unit + u) - self.block;
         (panel.scales::<L>(block), panel.zeros::<L>(block))
+    }
+}
+
+/// Asks for a line in the second-level cache.
+#[inline(always)]
+fn prefetch_line(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint, valid for any address; SSE is part of x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch is a hint, valid for any address.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
     }
 }
 
