@@ -65,6 +65,7 @@ impl Loops {
     }
 
     fn of<E: Element>(isa: Isa, d: usize) -> Self {
+        let _ = d;
         match isa {
             // Whole vectors of 8 lanes are faster than vectors of 16 and a rest.
             #[cfg(target_arch = "x86_64")]
