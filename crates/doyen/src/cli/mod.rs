@@ -38,7 +38,7 @@ Examples:
   doyen doctor                                       what limits this machine
 
 Environment:
-  DOYEN_CPU=scalar|avx2|avx512    force an instruction set, for tests and comparisons";
+  DOYEN_CPU=scalar|avx2|avxvnni|avx512|amx|neon      force an instruction set, for comparisons";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -12,8 +12,8 @@ pub fn reference() -> String {
         "# Command line\n\nGenerated from `doyen --help`: `cargo run -p doyen --example cli-reference > docs/cli.md`.\n\n\
          Results go to stdout and nothing else does; progress, summaries and errors go to stderr. Exit codes: 0 done, 1 a \
          check found a difference, 2 an error.\n\n\
-         The environment variable `DOYEN_CPU` forces an instruction set (`scalar`, `avx2`, `avx512`), for tests and \
-         comparisons; one that the machine does not have is an error. Without it the best one is taken. `doyen doctor` \
+         The environment variable `DOYEN_CPU` forces an instruction set (`scalar`, `avx2`, `avxvnni`, `avx512`, \
+         `amx`, `neon`), for tests and comparisons; one that the machine does not have is an error. Without it the best one is taken. `doyen doctor` \
          says which there are.\n",
     );
     for verb in root.get_subcommands().filter(|c| c.get_name() != "help") {
