@@ -4,7 +4,7 @@
 //! * [`detect`]: the instruction sets kernels are written for, found once.
 //! * [`kernel`]: the kernels, one folder or file per operation. They know no graph: they take slices, views and
 //!   plain parameters, write where they are told to and allocate nothing.
-//! * [`bench`]: measuring kernels beside a plain read loop.
+//! * [`mod@bench`]: measuring kernels beside a plain read loop.
 //! * [`machine`]: what the operating system says of this machine.
 //! * `bind`: from a lowered node to its kernel, once, at load.
 //! * `session`: [`CpuDevice`] and the memory of a loaded program.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`cli`] | one file per verb: options, help, what it prints |
 //! | [`model`] | a package on a backend: engine, tokenizer, template, manifest |
-//! | [`bench`] | measuring models and describing the machine |
+//! | [`mod@bench`] | measuring models and describing the machine |
 //! | [`device`] | the CPU, or a card |
 //! | [`builtin`] | the model embedded in the binary |
 //!

@@ -9,7 +9,7 @@
 //! | `config` | metadata as the fields of `config.json` |
 //! | `tokenizer` | metadata as `tokenizer.json` and its companions |
 //!
-//! What comes out is a [`Checkpoint`](crate::source::Checkpoint) and the files of a checkpoint folder, so that recipes and
+//! What comes out is a [`Checkpoint`] and the files of a checkpoint folder, so that recipes and
 //! `write` know nothing of GGUF.
 
 mod block;

@@ -14,7 +14,7 @@
 //! A row is the codes, then three arrays of one number a group, zero-padded to a multiple of 8: the scales; the sums of the group's codes, as f32; and
 //! minus the sums times the default zero point of the weight's width, as i32 (adding it to a dot product of codes centres the
 //! weights). A token may have two such rows: the second holds what the first leaves, `x - scale * code`, quantized in the same way, so
-//! that the two together are good to some 15 bits ([`super::linear::Mode::Fine`]). Codes lie by spans, the columns of 32 packed bytes of weights, zero-padded to a multiple of [`PAD`]; a span plane by plane:
+//! that the two together are good to some 15 bits ([`super::linear::Mode::Fine`]). Codes lie by spans, the columns of 32 packed bytes of weights, zero-padded to a multiple of 256; a span plane by plane:
 //! the columns that are the first code of their byte, then those that are the second, ... So plane `p` of a span meets 32 bytes of
 //! weights after a shift and a mask, and four of its bytes meet a 32-bit word of them.
 

@@ -145,13 +145,14 @@ fn activation_type(graph: &Lowered) -> DType {
 
 /// Default bounds on a logit's difference. Exact mode computes in f32: a float32 package agrees to rounding; the
 /// reference rounds every value of a float16 or bfloat16 package to that type, the CPU does not. Fast mode quantizes
-/// activations to int8, half a percent of a block's largest value each.
+/// activations to int8, half a percent of a block's largest value each; that can turn a router's close call, and a token that
+/// goes to another expert moves single logits by more than a unit.
 fn tolerance(mode: Numerics, dtype: DType) -> f64 {
     match (mode, dtype) {
         (Numerics::Exact, DType::F32) => 2e-4,
         (Numerics::Exact, DType::F16) => 0.1,
         (Numerics::Exact, _) => 0.5,
-        (Numerics::Fast | Numerics::Int8, _) => 1.0,
+        (Numerics::Fast | Numerics::Int8, _) => 2.0,
     }
 }
 

@@ -4,8 +4,8 @@
 //! ([`super::quantize`]). Used by dense products, the head, the router and, expert by expert, by [`super::experts`].
 //!
 //! # Use
-//! * [`Linear::new`] chooses kernels for a [`Format`], a [`Mode`] and an [`Isa`] when a step is bound: one per
-//!   [`RowClass`], each a value with a name ([`Linear::kernel`]).
+//! * [`Linear::new`] chooses a kernel for a [`Format`], a [`Mode`] and an [`Isa`] when a step is bound: a value with a name
+//!   ([`Linear::kernel`]).
 //! * [`Linear::run`] does the whole product over a pool: it prepares the activations into the caller's scratch
 //!   ([`Linear::scratch_len`] bytes) and splits the rows of the weight over the threads, if it is large enough to be worth waking them.
 //! * Callers that split work themselves prepare rows with [`Linear::layout`], and call [`Linear::rows`] for ranges of
@@ -13,7 +13,7 @@
 //!
 //! # Numerics, and the canonical order
 //! Columns are taken in groups of 32 (of 16 where blocks are; at most 32 and anew at each block in general), ascending. An
-//! element of the result has [`LANES`] accumulators from zero; group `g` goes to `acc = lane[g % 8]`:
+//! element of the result has eight accumulators from zero; group `g` goes to `acc = lane[g % 8]`:
 //! * [`Mode::Fast`]: activations are int8 codes with an f32 scale a group ([`super::quantize`]); `dot` is the exact integer sum of
 //!   (code - default zero point) times activation code, in f32; `value = fma(-(zero point - default), sum of activation codes, dot)`;
 //!   `acc = fma(value, scale_w * scale_a, acc)`.
