@@ -6,7 +6,7 @@ use doyen_graph::{
     device::{Device, GroupTables, Numerics, RaggedBatch, SeqSpan},
     interp::Interpreter,
     ir::{Dim, Fact, Graph},
-    lowered::{LOp, LValueId, Lowered},
+    lowered::{LOp, LValueId, Lowered, Operand},
     package::Package,
     pass::lower::{LowerSpec, StatePorts},
 };
@@ -45,6 +45,10 @@ pub struct Outcome {
     pub nodes: Vec<NodeDifference>,
     /// At the logits, all positions.
     pub logits: Difference,
+    /// Tokens times layers whose experts are not those of the reference.
+    pub flipped: usize,
+    /// Tokens times layers that were looked at.
+    pub routed: usize,
 }
 
 /// Runs the exported graph on the reference for `prompt` as a first prompt, recording every float value.
@@ -197,7 +201,15 @@ pub fn compare(
         inputs: &[],
     })?;
     let mut nodes = Vec::new();
+    let (mut flipped, mut routed) = (0, 0);
     for node in &graph.nodes {
+        if let (LOp::Route(r), Some(Some(Operand::Value(logits)))) = (&node.op, node.inputs.first())
+            && let Some(want) = recorded.values.get(&graph.value(*logits).name)
+            && let Some(got) = value(session.as_ref(), graph, *logits)?
+        {
+            routed += want.len() / r.experts;
+            flipped += flips(&got, want, r.experts, r.k);
+        }
         let Some(&Some(output)) = node.outputs.first() else { continue };
         let Some(want) = recorded.values.get(&graph.value(output).name) else { continue };
         let Some(got) = value(session.as_ref(), graph, output)? else { continue };
@@ -213,7 +225,20 @@ pub fn compare(
         got.len(),
         recorded.logits.len()
     );
-    Ok(Outcome { nodes, logits: difference(got, &recorded.logits, recorded.logits.len() / n) })
+    let logits = difference(got, &recorded.logits, recorded.logits.len() / n);
+    Ok(Outcome { nodes, logits, flipped, routed })
+}
+
+/// Rows of router logits whose `k` largest are other experts.
+fn flips(got: &[f32], want: &[f32], experts: usize, k: usize) -> usize {
+    let chosen = |row: &[f32]| {
+        let mut order: Vec<usize> = (0..row.len()).collect();
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    };
+    got.chunks(experts).zip(want.chunks(experts)).filter(|(g, w)| chosen(g) != chosen(w)).count()
 }
 
 fn value(
