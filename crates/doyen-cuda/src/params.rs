@@ -73,30 +73,10 @@ pub(crate) struct Routed {
     pub(crate) act: Activation,
 }
 
-/// `GemmParams` of gemm.cu.
+/// `GemmParams` of gemm.cu, and `TileParams` of tile.cu, whose `x` is narrowed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm {
-    pub(crate) w: Weights,
-    pub(crate) x: Addr,
-    pub(crate) y: Addr,
-    pub(crate) bias: Addr,
-    pub(crate) order: Addr,
-    pub(crate) tiles: Addr,
-    pub(crate) ends: Addr,
-    pub(crate) tile_count: Addr,
-    pub(crate) x_stride: u64,
-    pub(crate) y_stride: u64,
-    pub(crate) bias_float: u32,
-    pub(crate) m: u32,
-    pub(crate) x_div: u32,
-    pub(crate) y_by_route: u32,
-}
-
-/// `TileParams` of tile.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct TileProduct {
     pub(crate) w: Weights,
     pub(crate) x: Addr,
     pub(crate) y: Addr,
@@ -385,7 +365,7 @@ macro_rules! params {
 }
 
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
-params!(Transpose, Prepare, Attend, Few, TileProduct, Narrow);
+params!(Transpose, Prepare, Attend, Few, Narrow);
 
 #[cfg(test)]
 mod tests {
@@ -399,7 +379,6 @@ mod tests {
         assert_eq!(size_of::<Gemv>(), 88 + 5 * 8 + 8);
         assert_eq!(size_of::<Routed>(), 88 + 5 * 8 + 4 * 4 + 20 + 4);
         assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
-        assert_eq!(size_of::<TileProduct>(), size_of::<Gemm>());
         assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 6 * 4 + 20 + 4);
         assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);

@@ -4,6 +4,8 @@
 //! hands over a [`Program`]; the device binds kernels once and gives back a [`Session`] that runs steps over ragged
 //! batches. Block tables, page allocation and sampling are the runtime's; bytes and kernels are the device's.
 
+mod check;
+
 use crate::lowered::{CacheSlot, LNode, LValueId, Lowered};
 use doyen_tensor::{ByteCount, PageId, Tensor};
 use std::sync::Arc;

@@ -204,55 +204,6 @@ impl CpuSession {
         Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, program, last: (0, 0) })
     }
 
-    /// Checks a batch against the limits, so that kernels need not.
-    fn check(&self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
-        let limits = &self.program.limits;
-        let fits = |what: &str, found: usize, most: usize| {
-            if found <= most {
-                Ok(())
-            } else {
-                Err(DeviceError::Step(format!("a step of {found} {what}, planned for {most}")))
-            }
-        };
-        fits("tokens", batch.tokens.len(), limits.tokens)?;
-        fits("logit rows", batch.rows.len(), limits.rows)?;
-        fits("sequences", batch.sequences.len(), limits.sequences)?;
-        let mut next = 0;
-        for s in batch.sequences {
-            if s.first != next {
-                return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
-            }
-            next += s.len;
-            fits("positions", s.past.saturating_add(s.len), limits.context)?;
-        }
-        let tiled = batch.sequences.is_empty() && self.program.graph.groups.is_empty();
-        if !tiled && next != batch.tokens.len() {
-            return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
-        }
-        if let Some(&r) = batch.rows.iter().find(|&&r| r as usize >= batch.tokens.len()) {
-            return Err(DeviceError::Step(format!("logits of token {r} of {}", batch.tokens.len())));
-        }
-        if batch.tables.len() < self.program.graph.groups.len() {
-            return Err(DeviceError::Step("a cache group has no block tables".into()));
-        }
-        for (g, (table, group)) in batch.tables.iter().zip(&self.program.pages).enumerate() {
-            if table.len() < batch.sequences.len() {
-                return Err(DeviceError::Step(format!("cache group {g} has no table for every sequence")));
-            }
-            for (i, s) in batch.sequences.iter().enumerate() {
-                let pages = table.sequence(i);
-                let need = (s.past + s.len).div_ceil(limits.page_size);
-                if pages.len() < need || pages[..need].iter().any(|p| p.index() >= group.pages) {
-                    return Err(DeviceError::Step(format!(
-                        "sequence {i} has no pages for {} positions",
-                        s.past + s.len
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn write_inputs(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
         let (tokens, rows) = self.last;
         if let Some(v) = &self.inputs.tokens {
@@ -298,7 +249,7 @@ fn compute_type(t: &Tensor, dtype: DType) -> Result<Tensor, DeviceError> {
 
 impl Session for CpuSession {
     fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
-        self.check(batch)?;
+        batch.check(&self.program)?;
         self.last = (batch.tokens.len(), batch.rows.len());
         self.write_inputs(batch)?;
         let (tokens, rows) = self.last;
@@ -307,7 +258,7 @@ impl Session for CpuSession {
             Context { pool: &self.pool, batch, scratch: &mut self.scratch, caches: &mut self.caches };
         for step in &self.steps {
             // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run`
-            // returns; `check` keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
+            // returns; the check above keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
             let mut io = unsafe { step.io.at(arena, tokens, rows) };
             step.kernel
                 .run(&mut io, &mut cx)

@@ -243,7 +243,7 @@ fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Res
     narrow(cx, k, job, 31)?;
     let [small, large] = if g.is_grouped() { &k.grouped } else { &k.tiles };
     let (bias, bias_float) = optional(job.bias);
-    let params = params::TileProduct {
+    let params = params::Gemm {
         w: job.bank.params()?,
         x: job.narrow,
         y: job.y,

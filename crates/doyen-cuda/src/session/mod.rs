@@ -3,10 +3,8 @@
 //! * `io`: a node's addresses in the arena
 //! * `step`: what a step brings
 //! * `caches`: KV pages
-//! * `check`: batches against the limits
 
 pub(crate) mod caches;
-mod check;
 pub(crate) mod io;
 pub(crate) mod step;
 
@@ -339,7 +337,7 @@ fn compute_type(t: &Tensor, dtype: DType) -> Result<Tensor, DeviceError> {
 
 impl Session for CudaSession {
     fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
-        check::batch(&self.program, batch).map_err(DeviceError::Step)?;
+        batch.check(&self.program)?;
         self.last = (batch.tokens.len(), batch.rows.len());
         self.write_inputs(batch)?;
         self.run(batch)?;
