@@ -246,29 +246,48 @@ pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], rest: Option<&mut [u8]>) {
+fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut rest: Option<&mut [u8]>) {
     let at = Int8Row::new(x.len(), block);
-    out[..at.bytes()].fill(0);
-    let mut left = vec![0f32; if rest.is_some() { x.len() } else { 0 }];
+    for row in std::iter::once(&mut *out).chain(rest.as_deref_mut()) {
+        row[..at.bytes()].fill(0);
+    }
     let mut g = 0;
     for (b, xs) in x.chunks(block).enumerate() {
         for (i, group) in xs.chunks(GROUP).enumerate() {
-            let mut codes = [0i8; GROUP];
-            let codes = &mut codes[..group.len()];
-            let scale = int8_group(group, codes);
-            let start = b * block + i * GROUP;
-            for (c, &q) in (start..).zip(codes.iter()) {
-                out[place(bits, c)] = q as u8;
+            let place = Group { at: &at, bits, number: g, start: b * block + i * GROUP };
+            let (scale, codes) = place.quantize(group, out);
+            if let Some(rest) = &mut rest {
+                let mut left = [0f32; GROUP];
+                for ((l, &v), &q) in left.iter_mut().zip(group).zip(&codes) {
+                    *l = leaves(v, scale, q);
+                }
+                place.quantize(&left[..group.len()], rest);
             }
-            for ((l, &v), &q) in left.iter_mut().skip(start).zip(group).zip(codes.iter()) {
-                *l = leaves(v, scale, q);
-            }
-            put_group(out, &at, g, bits, scale, code_sum(codes));
             g += 1;
         }
     }
-    if let Some(rest) = rest {
-        int8_row(&left, bits, block, rest, None);
+}
+
+/// A group of columns in a row.
+struct Group<'a> {
+    at: &'a Int8Row,
+    bits: Bits,
+    number: usize,
+    /// First column.
+    start: usize,
+}
+
+impl Group<'_> {
+    /// Quantizes the group's columns into its places of a row; gives scale and codes.
+    fn quantize(&self, x: &[f32], row: &mut [u8]) -> (f32, [i8; GROUP]) {
+        let mut all = [0i8; GROUP];
+        let codes = &mut all[..x.len()];
+        let scale = int8_group(x, codes);
+        for (c, &q) in (self.start..).zip(codes.iter()) {
+            row[place(self.bits, c)] = q as u8;
+        }
+        put_group(row, self.at, self.number, self.bits, scale, code_sum(codes));
+        (scale, all)
     }
 }
 
