@@ -5,12 +5,12 @@
 #   BIN   folder with doyen, check and bench: cargo build --release -p doyen, and --examples -p doyen-cuda
 #   DATA  folder with conformance/ (cases), heldout.txt and goldens/NAME/, what is there of it; in that golden.safetensors, and
 #         a package or package-PRODUCER with golden-ort.safetensors
-#   OUT   where full logs go
+#   OUT   where full logs go, a new folder unless told
 # NVRTC is taken from the loader's path, or from any Python or CUDA installation found.
 set -uo pipefail
 bin=$(realpath "${1:?folder with doyen, check and bench}")
 data=${2:-}
-out=${3:-/tmp/cuda-visit}
+out=${3:-$(mktemp -d)}
 mkdir -p "$out"
 summary=()
 

@@ -35,11 +35,6 @@ impl Eight {
     }
 }
 
-// SAFETY of every block below: what `Lanes` demands of its callers.
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all are covered by the contract that `Lanes` states once"
-)]
 impl Lanes for Eight {
     const ROWS: usize = 8;
     type Int = __m256i;
@@ -47,51 +42,63 @@ impl Lanes for Eight {
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m256) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_storeu_ps(p, v) }
     }
     #[inline(always)]
     unsafe fn splat(p: *const f32) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_set1_ps(p.read_unaligned()) }
     }
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_sub_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_mul_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn neg_mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_fnmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn to_float(v: __m256i) -> __m256 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_cvtepi32_ps(v) }
     }
     #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: __m256i) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_storeu_si256(p.cast(), v) }
     }
 
     #[inline(always)]
     unsafe fn transpose(base: *const u8, stride: usize) -> [__m256i; 4] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let mut row = [_mm256_setzero_si256(); 4];
             for (r, row) in row.iter_mut().enumerate() {
@@ -111,14 +118,17 @@ impl Lanes for Eight {
     }
     #[inline(always)]
     unsafe fn plane(v: __m256i, n: i32, mask: u8) -> __m256i {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm256_set1_epi8(mask as i8)) }
     }
     #[inline(always)]
     unsafe fn code(v: __m256i, n: i32, mask: i32) -> __m256i {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm256_set1_epi32(mask)) }
     }
     #[inline(always)]
     unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { transpose_eight(rows, stride, len, out, 8) }
     }
 }
@@ -126,11 +136,6 @@ impl Lanes for Eight {
 /// Sixteen lanes: two vectors, which share the broadcast of activations. Bytes are multiplied as `D` does it.
 pub(super) struct Sixteen<D>(PhantomData<D>);
 
-// SAFETY of every block below: what `Lanes` demands of its callers.
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all are covered by the contract that `Lanes` states once"
-)]
 impl<D> Lanes for Sixteen<D> {
     const ROWS: usize = 16;
     type Int = [__m256i; 2];
@@ -138,14 +143,17 @@ impl<D> Lanes for Sixteen<D> {
 
     #[inline(always)]
     unsafe fn zero() -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::zero(); 2] }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::load(p), Eight::load(p.add(8))] }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::Float) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             Eight::store(p, v[0]);
             Eight::store(p.add(8), v[1]);
@@ -153,34 +161,42 @@ impl<D> Lanes for Sixteen<D> {
     }
     #[inline(always)]
     unsafe fn splat(p: *const f32) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::splat(p); 2] }
     }
     #[inline(always)]
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::add(a[0], b[0]), Eight::add(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::sub(a[0], b[0]), Eight::sub(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::mul(a[0], b[0]), Eight::mul(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::mul_add(a[0], b[0], c[0]), Eight::mul_add(a[1], b[1], c[1])] }
     }
     #[inline(always)]
     unsafe fn neg_mul_add(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::neg_mul_add(a[0], b[0], c[0]), Eight::neg_mul_add(a[1], b[1], c[1])] }
     }
     #[inline(always)]
     unsafe fn to_float(v: Self::Int) -> Self::Float {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::to_float(v[0]), Eight::to_float(v[1])] }
     }
     #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: Self::Int) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             Eight::store_int(p, v[0]);
             Eight::store_int(p.add(32), v[1]);
@@ -188,6 +204,7 @@ impl<D> Lanes for Sixteen<D> {
     }
     #[inline(always)]
     unsafe fn transpose(base: *const u8, stride: usize) -> [Self::Int; 4] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let (low, high) =
                 (Eight::transpose(base, stride), Eight::transpose(base.add(8 * stride), stride));
@@ -196,14 +213,17 @@ impl<D> Lanes for Sixteen<D> {
     }
     #[inline(always)]
     unsafe fn plane(v: Self::Int, n: i32, mask: u8) -> Self::Int {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::plane(v[0], n, mask), Eight::plane(v[1], n, mask)] }
     }
     #[inline(always)]
     unsafe fn code(v: Self::Int, n: i32, mask: i32) -> Self::Int {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { [Eight::code(v[0], n, mask), Eight::code(v[1], n, mask)] }
     }
     #[inline(always)]
     unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             transpose_eight(rows, stride, len, out, 16);
             transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
@@ -211,12 +231,12 @@ impl<D> Lanes for Sixteen<D> {
     }
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
 impl ByteLanes for Sixteen<Plain> {
     const TOKENS: usize = 4;
 
     #[inline(always)]
     unsafe fn code8(v: Self::Int) -> Self::Int {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let signed = _mm256_set1_epi8(-128);
             [_mm256_xor_si256(v[0], signed), _mm256_xor_si256(v[1], signed)]
@@ -229,6 +249,7 @@ impl ByteLanes for Sixteen<Plain> {
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [Self::Int; T] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut sums = [[_mm256_setzero_si256(); 2]; T];

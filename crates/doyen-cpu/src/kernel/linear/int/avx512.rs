@@ -21,11 +21,6 @@ entries!(
 /// Sixteen lanes.
 pub(super) struct Sixteen;
 
-// SAFETY of every block below: what `Lanes` demands of its callers.
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all are covered by the contract that `Lanes` states once"
-)]
 impl Lanes for Sixteen {
     const ROWS: usize = 16;
     type Int = __m512i;
@@ -33,51 +28,63 @@ impl Lanes for Sixteen {
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m512) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
     unsafe fn splat(p: *const f32) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_set1_ps(p.read_unaligned()) }
     }
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_sub_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn neg_mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_fnmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn to_float(v: __m512i) -> __m512 {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: __m512i) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_storeu_si512(p.cast(), v) }
     }
 
     #[inline(always)]
     unsafe fn transpose(base: *const u8, stride: usize) -> [__m512i; 4] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let mut row = [_mm512_setzero_si512(); 4];
             for (r, row) in row.iter_mut().enumerate() {
@@ -99,14 +106,17 @@ impl Lanes for Sixteen {
     }
     #[inline(always)]
     unsafe fn plane(v: __m512i, n: i32, mask: u8) -> __m512i {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm512_set1_epi8(mask as i8)) }
     }
     #[inline(always)]
     unsafe fn code(v: __m512i, n: i32, mask: i32) -> __m512i {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { _mm512_and_si512(_mm512_srl_epi32(v, _mm_cvtsi32_si128(n)), _mm512_set1_epi32(mask)) }
     }
     #[inline(always)]
     unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             transpose_eight(rows, stride, len, out, 16);
             transpose_eight(rows.add(8 * stride), stride, len, out.add(8), 16);
@@ -118,7 +128,6 @@ impl FloatLanes for Sixteen {
     const TOKENS: usize = 8;
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
 impl ByteLanes for Sixteen {
     const TOKENS: usize = 8;
 
@@ -133,6 +142,7 @@ impl ByteLanes for Sixteen {
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [__m512i; T] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let mut sums = [_mm512_setzero_si512(); T];
             for t in 0..T {

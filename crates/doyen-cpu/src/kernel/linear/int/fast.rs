@@ -128,7 +128,7 @@ impl<'a> Job<'a> {
     /// Adds a staged segment for a batch of tokens.
     ///
     /// # Safety
-    /// As [`Job::add_packed`]; the stage holds the segment.
+    /// As [`rows`]; segment and panel belong to a tile of the matrix, and the stage holds the segment.
     #[inline(always)]
     unsafe fn add_staged<L: ByteLanes, const BITS: usize, const UNIT: usize>(
         &self,

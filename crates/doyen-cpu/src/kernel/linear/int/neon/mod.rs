@@ -79,11 +79,6 @@ unsafe fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 /// Four lanes.
 struct Four;
 
-// SAFETY of every block below: what `Lanes` demands of its callers.
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all are covered by the contract that `Lanes` states once"
-)]
 impl Lanes for Four {
     const ROWS: usize = 4;
     type Int = uint32x4_t;
@@ -91,51 +86,63 @@ impl Lanes for Four {
 
     #[inline(always)]
     unsafe fn zero() -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vdupq_n_f32(0.0) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vld1q_f32(p) }
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: float32x4_t) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vst1q_f32(p, v) }
     }
     #[inline(always)]
     unsafe fn splat(p: *const f32) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vdupq_n_f32(p.read_unaligned()) }
     }
     #[inline(always)]
     unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vaddq_f32(a, b) }
     }
     #[inline(always)]
     unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vsubq_f32(a, b) }
     }
     #[inline(always)]
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vmulq_f32(a, b) }
     }
     #[inline(always)]
     unsafe fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
     unsafe fn neg_mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vfmsq_f32(c, a, b) }
     }
     #[inline(always)]
     unsafe fn to_float(v: uint32x4_t) -> float32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vcvtq_f32_s32(vreinterpretq_s32_u32(v)) }
     }
     #[inline(always)]
     unsafe fn store_int(p: *mut u8, v: uint32x4_t) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vst1q_u8(p, vreinterpretq_u8_u32(v)) }
     }
 
     #[inline(always)]
     unsafe fn transpose(base: *const u8, stride: usize) -> [uint32x4_t; 4] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let row = |r: usize| vreinterpretq_u32_u8(vld1q_u8(base.add(r * stride)));
             let (a, b) = (vtrn1q_u32(row(0), row(1)), vtrn2q_u32(row(0), row(1)));
@@ -148,15 +155,18 @@ impl Lanes for Four {
     }
     #[inline(always)]
     unsafe fn plane(v: uint32x4_t, n: i32, mask: u8) -> uint32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vandq_u32(vshlq_u32(v, vdupq_n_s32(-n)), vreinterpretq_u32_u8(vdupq_n_u8(mask))) }
     }
     #[inline(always)]
     unsafe fn code(v: uint32x4_t, n: i32, mask: i32) -> uint32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { vandq_u32(vshlq_u32(v, vdupq_n_s32(-n)), vdupq_n_u32(mask as u32)) }
     }
 
     #[inline(always)]
     unsafe fn transpose_floats(rows: *const f32, stride: usize, len: usize, out: *mut f32) {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let whole = len / 4 * 4;
             for b in (0..whole).step_by(4) {
@@ -178,12 +188,12 @@ impl FloatLanes for Four {
     const TOKENS: usize = 8;
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "as above")]
 impl ByteLanes for Four {
     const TOKENS: usize = 8;
 
     #[inline(always)]
     unsafe fn code8(v: uint32x4_t) -> uint32x4_t {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe { veorq_u32(v, vdupq_n_u32(0x8080_8080)) }
     }
 
@@ -193,6 +203,7 @@ impl ByteLanes for Four {
         acts: [*const u8; T],
         centre: [*const i32; T],
     ) -> [uint32x4_t; T] {
+        // SAFETY: what `Lanes` demands of its callers.
         unsafe {
             let mut sums = [vdupq_n_s32(0); T];
             if BITS != 8 {
