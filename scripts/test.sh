@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# All tests: the workspace's own, and on every instruction set of this machine ONNX's node tests and the operator conformance cases. Needs cargo, git and python3.
+# All tests: those of the scripts, the workspace's own, and on every instruction set of this machine ONNX's node tests and the operator conformance cases. Needs cargo, git and python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shared=${DOYEN_SHARED:-../shared}
 
+echo "== scripts/bench-compare"
+PYTHONDONTWRITEBYTECODE=1 python3 -m unittest discover --start-directory scripts/bench_compare --top-level-directory scripts
 scripts/onnx-node-tests.sh target/onnx-node-tests
 cargo build --release --quiet
 doyen=${CARGO_TARGET_DIR:-target}/release/doyen

@@ -17,7 +17,7 @@ from .stats import findings
 ROOT = Path(__file__).resolve().parents[2]
 EPILOG = f"""\
 Both revisions are built in the cache (release profile, one target folder; programs are kept by commit). Then BASE, a
-second copy of BASE (the null arm) and HEAD measure every case at the same time, in turns of ten milliseconds. What
+second copy of BASE (the null arm) and HEAD measure every case at the same time, in turns of some ten milliseconds. What
 changed by more than the noise is measured again, alone and with more rounds, before it counts.
 
 cases:

@@ -5,16 +5,20 @@ from dataclasses import dataclass
 QMOE = ("--op", "qmoe", "--experts", "16", "--top-k", "4", "--hidden", "1024", "--inter", "512")
 MATMUL = ("--op", "matmulnbits", "--n", "2048", "--k", "2048")
 GQA = ("--op", "gqa", "--heads", "16", "--kv-heads", "4", "--head-size", "64", "--context", "2048")
-MODEL = ("--prompt", "256", "--gen", "64")
+MODEL = ("--prompt", "128", "--gen", "32")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `doyen bench` for cases that differ in one flag, and repetitions that take about a third of a second: starting
-    takes as long."""
+    """A call of `doyen bench` for cases that differ in one flag.
+
+    Repetitions take about a third of a second: starting takes as long. A turn is several times as long as a repetition, as one that
+    is interrupted takes as long as the turns of the others, and no more than a quarter of them may.
+    """
 
     words: tuple[str, ...]
     repetitions: int
+    turn_ms: int
     flag: str | None = None
 
 
@@ -47,7 +51,7 @@ class Case:
 
 
 def qmoe_widths(widths: list[str]) -> list[Case]:
-    call = Call((*QMOE, "--tokens", "1"), 150, "--bits")
+    call = Call((*QMOE, "--tokens", "1"), 150, 10, "--bits")
     out = []
     for width in widths:
         fc1, _, fc2 = width.partition("/")
@@ -57,44 +61,44 @@ def qmoe_widths(widths: list[str]) -> list[Case]:
 
 
 def qmoe_tokens(tokens: list[int]) -> list[Case]:
-    call = Call((*QMOE, "--bits", "4"), 20, "--tokens")
+    call = Call((*QMOE, "--bits", "4"), 25, 40, "--tokens")
     return [Case(f"qmoe int4 m={m}", call, str(m), (("m", m),)) for m in tokens]
 
 
 def matmul_widths(widths: list[int]) -> list[Case]:
-    call = Call((*MATMUL, "--tokens", "1"), 200, "--bits")
+    call = Call((*MATMUL, "--tokens", "1"), 200, 10, "--bits")
     return [Case(f"matmul int{b} m=1", call, str(b), (("bits", b),), quick=b == 4) for b in widths]
 
 
-def matmul_tokens(repetitions: int, tokens: list[int], numerics: str) -> list[Case]:
-    call = Call((*MATMUL, "--bits", "4", "--numerics", numerics), repetitions, "--tokens")
+def matmul_tokens(tokens: list[int], numerics: str) -> list[Case]:
+    call = Call((*MATMUL, "--bits", "4", "--numerics", numerics), 40, 40, "--tokens")
     name = "matmul exact" if numerics == "exact" else "matmul"
     return [Case(f"{name} int4 m={m}", call, str(m), (("m", m),), quick=numerics == "fast") for m in tokens]
 
 
 def attention_types(types: list[str]) -> list[Case]:
-    call = Call((*GQA, "--tokens", "1"), 100, "--kv")
+    call = Call((*GQA, "--tokens", "1"), 100, 10, "--kv")
     return [Case(f"attention {kv} m=1", call, kv, (("kv", kv),), quick=kv == "f32") for kv in types]
 
 
 def attention_tokens(tokens: list[int]) -> list[Case]:
-    call = Call((*GQA, "--kv", "f32"), 15, "--tokens")
+    call = Call((*GQA, "--kv", "f32"), 25, 40, "--tokens")
     return [Case(f"attention f32 m={m}", call, str(m), (("m", m),)) for m in tokens]
 
 
 def model() -> list[Case]:
-    call = Call(MODEL, 4)
+    call = Call(MODEL, 12, 80)
     return [Case(f"model {what}", call, rate=f"{what}_tok_s", quick=True) for what in ("prefill", "decode")]
 
 
 SUITE = (
     *qmoe_widths(["4", "8", "2", "2/4"]),
-    *qmoe_tokens([8, 128]),
+    *qmoe_tokens([8, 64]),
     *matmul_widths([4, 8, 2]),
-    *matmul_tokens(40, [64], "fast"),
-    *matmul_tokens(15, [1, 64], "exact"),
+    *matmul_tokens([32], "fast"),
+    *matmul_tokens([1, 32], "exact"),
     *attention_types(["f32", "int8"]),
-    *attention_tokens([64]),
+    *attention_tokens([32]),
     *model(),
 )
 
@@ -108,8 +112,19 @@ def chosen(words: str | None, quick: bool) -> list[Case]:
     return [c for c in cases if any(w in c.name for w in wanted)]
 
 
-def commands(cases: list[Case], threads: int) -> dict[tuple[str, ...], list[Case]]:
-    """Command lines (without the program) and the cases that each measures."""
+@dataclass(frozen=True)
+class Command:
+    """A command line without the program, and how long a turn of it is."""
+
+    words: tuple[str, ...]
+    turn_ms: int
+
+    def __str__(self):
+        return " ".join(("doyen", *self.words))
+
+
+def commands(cases: list[Case], threads: int) -> dict[Command, list[Case]]:
+    """Command lines, and the cases that each measures."""
     groups: dict[Call, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.call, []).append(case)
@@ -117,5 +132,5 @@ def commands(cases: list[Case], threads: int) -> dict[tuple[str, ...], list[Case
     for call, group in groups.items():
         axis = (call.flag, ",".join(c.value for c in group)) if call.flag else ()
         how = ("--repetitions", str(call.repetitions), "--threads", str(threads), "--json")
-        out[("bench", *call.words, *axis, *how)] = group
+        out[Command(("bench", *call.words, *axis, *how), call.turn_ms)] = group
     return out

@@ -48,9 +48,9 @@ class Bench:
 
     def lacks(self, arm: str, cases: list[Case]) -> tuple[dict[Case, str], str]:
         """What an arm cannot measure, with its words, and the device it names."""
-        (words,) = commands(cases, self.threads)
+        (command,) = commands(cases, self.threads)
         try:
-            report = together({arm: self.arms[arm]}, words, self.rng)[arm]
+            report = together({arm: self.arms[arm]}, command, self.rng)[arm]
         except Failed as e:
             if len(cases) == 1:
                 return {cases[0]: str(e)}, ""
@@ -80,15 +80,15 @@ class Bench:
         results: dict[Case, list[Round]] = {case: [] for case in cases}
         start = time.monotonic()
         for number in range(rounds):
-            for words, group in commands(cases, self.threads).items():
+            for command, group in commands(cases, self.threads).items():
                 try:
-                    reports = together(self.arms, words, self.rng)
+                    reports = together(self.arms, command, self.rng)
                 except Failed as e:
-                    raise Trouble(f"doyen {' '.join(words)}: {e}; it had worked before") from None
+                    raise Trouble(f"{command}: {e}; it had worked before") from None
                 for case in group:
                     times = [case.read(reports[arm]) for arm in ARMS]
                     if None in times:
-                        raise Trouble(f"doyen {' '.join(words)}: no row of {case.name}; it had been there before")
+                        raise Trouble(f"{command}: no row of {case.name}; it had been there before")
                     results[case].append(Round(*times))
             progress(number + 1, time.monotonic() - start)
         return results

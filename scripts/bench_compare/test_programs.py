@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from . import Trouble, revisions
-from .cases import SUITE, chosen, commands
+from .cases import SUITE, Command, chosen, commands
 from .rounds import Bench
 from .turns import Failed, together
 
@@ -101,9 +101,9 @@ class Cases(unittest.TestCase):
         self.assertTrue(0 < len(chosen(None, True)) < len(SUITE))
 
     def test_cases_of_a_call_share_it(self):
-        words = list(commands(chosen("matmul int", False), 1))
-        self.assertEqual(len(words), 2)
-        self.assertIn("4,8,2", words[0])
+        found = list(commands(chosen("matmul int", False), 1))
+        self.assertEqual(len(found), 2)
+        self.assertIn("4,8,2", found[0].words)
 
 
 class Measuring(Folder):
@@ -126,7 +126,7 @@ class Measuring(Folder):
         self.assertEqual(common.device, "cpu, 1 thread")
         text = "\n".join(common.missing)
         self.assertIn("matmul int2 m=1: not in BASE (error: 2 is not a width)", text)
-        self.assertIn("matmul int4 m=64: not in BASE (its report has no such row)", text)
+        self.assertIn("matmul int4 m=32: not in BASE (its report has no such row)", text)
         self.assertIn("attention f32 m=1: not in BASE (error: invalid value for '--op <OP>')", text)
 
     def test_nothing_in_common_is_an_error(self):
@@ -142,7 +142,7 @@ class Turns(Folder):
         text += "while time.process_time() < end: seen.append(time.monotonic())\n"
         text += "print(json.dumps([seen[0], seen[-1], max(b - a for a, b in zip(seen, seen[1:]))]))\n"
         programs = {name: program(self.folder, name, text) for name in ("a", "b", "c")}
-        reports = together(programs, (), random.Random(1))
+        reports = together(programs, Command((), 10), random.Random(1))
         self.assertLess(max(r[0] for r in reports.values()), min(r[1] for r in reports.values()))
         self.assertGreater(min(r[2] for r in reports.values()), 0.008)
 
@@ -153,7 +153,7 @@ class Turns(Folder):
         }
         start = time.monotonic()
         with self.assertRaisesRegex(Failed, "error: no"):
-            together(programs, (), random.Random(1))
+            together(programs, Command((), 10), random.Random(1))
         self.assertLess(time.monotonic() - start, 30)
 
 

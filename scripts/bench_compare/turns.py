@@ -1,7 +1,7 @@
 """Running programs at once, of which one at a time computes: the others are stopped.
 
 A shared machine is fast for a second and slow for the next. Programs that run after each other meet different seconds, and
-their times differ by a third while nothing changed. In turns of ten milliseconds all of them meet the same ones.
+their times differ by a third while nothing changed. In turns of some ten milliseconds all of them meet the same ones.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryFile
 
-TURN = 0.01
+from .cases import Command
+
 # No call of the suite takes a tenth of it on a machine that is any use.
 TIMEOUT = 300
 
@@ -36,7 +37,7 @@ def report(child: subprocess.Popen, out, err) -> dict:
         raise Failed("it prints something else than JSON") from None
 
 
-def alternate(children: dict[str, subprocess.Popen], rng: random.Random):
+def alternate(children: dict[str, subprocess.Popen], turn: float, rng: random.Random):
     """Lets stopped children run in turns until all have ended or one has failed. The order is another one each time."""
     waiting, end = list(children), time.monotonic() + TIMEOUT
     while waiting:
@@ -48,7 +49,7 @@ def alternate(children: dict[str, subprocess.Popen], rng: random.Random):
             alone = len(waiting) == 1
             os.kill(child.pid, signal.SIGCONT)
             try:
-                child.wait(TIMEOUT if alone else TURN)
+                child.wait(TIMEOUT if alone else turn)
                 waiting.remove(name)
                 if child.returncode:
                     return
@@ -56,18 +57,18 @@ def alternate(children: dict[str, subprocess.Popen], rng: random.Random):
                 os.kill(child.pid, signal.SIGSTOP)
 
 
-def together(programs: dict[str, Path], words: tuple[str, ...], rng: random.Random) -> dict[str, dict]:
-    """The reports of all programs, called with the same words."""
+def together(programs: dict[str, Path], command: Command, rng: random.Random) -> dict[str, dict]:
+    """The reports of all programs, called in the same way."""
     with contextlib.ExitStack() as stack:
         children, files = {}, {}
         for name, program in programs.items():
             files[name] = [stack.enter_context(TemporaryFile()) for _ in range(2)]
             out, err = files[name]
-            child = subprocess.Popen([program, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            child = subprocess.Popen([program, *command.words], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
             # SIGKILL ends stopped ones too.
             stack.callback(lambda child=child: child.poll() is None and (child.kill(), child.wait()))
             os.kill(child.pid, signal.SIGSTOP)
             children[name] = child
-        alternate(children, rng)
+        alternate(children, command.turn_ms / 1e3, rng)
         failed = {name: child for name, child in children.items() if child.returncode}
         return {name: report(child, *files[name]) for name, child in (failed or children).items()}
