@@ -33,7 +33,7 @@ pub(crate) struct Store {
     pub placed: Vec<ValueId>,
     /// Whether the report says what became of each kind of tensor.
     reports: bool,
-    end: u64,
+    pub(crate) end: u64,
 }
 
 /// Which operator reads a quantized matrix; it decides shapes and row layout.

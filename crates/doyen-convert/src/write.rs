@@ -3,6 +3,7 @@
 //! Everything is written into a temporary folder beside the target and renamed at the end. An interrupted run leaves at
 //! most a hidden folder without `model.onnx`, which is written last.
 
+mod blocks;
 mod data;
 mod target;
 

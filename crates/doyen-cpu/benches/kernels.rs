@@ -134,9 +134,10 @@ fn routing(c: &mut Criterion, pool: &Pool) {
 fn gather(c: &mut Criterion, pool: &Pool) {
     let mut rng = Rng::default();
     let vocab = 4096;
-    let floats = rng.stored(FloatType::F16, vocab * HIDDEN, 1.0);
+    let mut floats = vec![0; vocab * HIDDEN * FloatType::F16.size()];
+    rng.fill_stored(FloatType::F16, 1.0, &mut floats);
     let format = QuantFormat { bits: Bits::B4, block: 32, scales: FloatType::F16, zero_points: false };
-    let codes = Matrices::random(&mut rng, 1, (vocab, HIDDEN), format);
+    let codes = Matrices::random(&mut rng, 1, (vocab, HIDDEN), format).expect("memory");
     let values = FloatView::new(FloatType::F16, &floats).expect("whole numbers");
     let tables = [
         ("f16", Table::float(values, vocab, HIDDEN)),

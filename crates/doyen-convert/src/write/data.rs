@@ -1,5 +1,6 @@
 //! Runs the jobs of a store and puts their bytes where the store placed them.
 
+use super::blocks::Blocks;
 use crate::{
     ConvertError, Progress, Step,
     job::{Chunk, Job},
@@ -9,7 +10,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use std::{
-    io::{self, Seek, SeekFrom, Write},
+    io::{self, Seek, Write},
     ops::Range,
 };
 
@@ -27,12 +28,13 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// became of the source's tensors.
 pub(super) fn write<W: Write + Seek>(
     store: &Store,
-    out: &mut W,
+    out: W,
     progress: &mut dyn Progress,
 ) -> Result<Fates, Failure> {
     let total = store.jobs.iter().map(|j| j.rows.source_bytes()).sum();
     let mut chunks = store.jobs.iter().flat_map(|job| job.chunks().map(move |rows| (job, rows)));
     let batch_len = rayon::current_num_threads() * CHUNKS_PER_THREAD;
+    let mut out = Blocks::new(out, store.file_bytes());
     let (mut batch, mut done, mut fates) = (Vec::with_capacity(batch_len), 0, Fates::default());
     loop {
         batch.clear();
@@ -45,7 +47,7 @@ pub(super) fn write<W: Write + Seek>(
             .map_err(Failure::Convert)?;
         for (chunk, (job, _)) in made.into_iter().zip(&batch) {
             for (at, bytes) in chunk.placed {
-                out.seek(SeekFrom::Start(at)).and_then(|_| out.write_all(&bytes)).map_err(Failure::Io)?;
+                out.put(at, &bytes).map_err(Failure::Io)?;
             }
             if let Some(origin) = job.origin() {
                 fates.add(origin, job.rows.weights().map(Weight::name), chunk.deviation);
@@ -54,6 +56,7 @@ pub(super) fn write<W: Write + Seek>(
         done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
         progress.step(Step { done, total, tensor: last.rows.name() });
     }
+    out.finish().map_err(Failure::Io)?;
     Ok(fates)
 }
 
@@ -71,7 +74,7 @@ mod tests {
         report::Silent,
     };
     use doyen_tensor::FloatType;
-    use std::io::Cursor;
+    use std::io::{Cursor, SeekFrom};
 
     /// A device with room for `room` bytes.
     struct Small {
@@ -99,7 +102,7 @@ mod tests {
 
     fn store() -> Store {
         let rows = Rows::Rotary { frequencies: [0.5].into(), factor: 2.0, positions: 3, sine: false };
-        let mut store = Store::default();
+        let mut store = Store { end: 20, ..Store::default() };
         store.jobs.push(Job { rows, sink: Sink::Float { ty: FloatType::F32, at: 8 }, reported: None });
         store
     }

@@ -1,6 +1,6 @@
 //! Attention over a cache: one sequence, pages in scattered order, the last positions of the context as queries.
 
-use super::{BenchError, Env, Labels, Rng, Subject, Work};
+use super::{BenchError, Env, Labels, Rng, Subject, Work, data::memory};
 use crate::{
     kernel::attention::{Attention, AttentionParams, Batch, KvLayout, KvScales, KvStore, KvType, Rows, Sink},
     pool::Pool,
@@ -112,16 +112,14 @@ impl Subject for CachedAttention {
         copies: usize,
         tokens: &[usize],
     ) -> Result<Vec<Box<dyn Work + 'a>>, BenchError> {
-        let memory =
-            |n: usize| Memory::new(n, "keys and values").map_err(|e| BenchError::Unsupported(e.to_string()));
         let bytes =
             self.bytes().and_then(|b| b.checked_mul(copies)).ok_or(BenchError::Overflow("the cache"))?;
-        let mut caches = memory(bytes)?;
+        let mut caches = memory(bytes, "keys and values")?;
         match self.kv {
-            KvType::F32 => caches.copy_from_slice(&rng.stored(FloatType::F32, bytes / 4, 1.0)),
-            KvType::F16 => caches.copy_from_slice(&rng.stored(FloatType::F16, bytes / 2, 1.0)),
-            KvType::BF16 => caches.copy_from_slice(&rng.stored(FloatType::BF16, bytes / 2, 1.0)),
-            KvType::Int8 | KvType::Int4 => caches.copy_from_slice(&rng.bytes(bytes)),
+            KvType::F32 => rng.fill_stored(FloatType::F32, 1.0, &mut caches),
+            KvType::F16 => rng.fill_stored(FloatType::F16, 1.0, &mut caches),
+            KvType::BF16 => rng.fill_stored(FloatType::BF16, 1.0, &mut caches),
+            KvType::Int8 | KvType::Int4 => rng.fill(&mut caches),
         }
         let caches = Arc::new(caches);
         let table = scattered(rng, self.pages());

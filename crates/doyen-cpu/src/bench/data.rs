@@ -1,6 +1,7 @@
 //! Random numbers, and quantized matrices made of them.
 
-use super::Labels;
+use super::{BenchError, Labels};
+use crate::session::Memory;
 use doyen_tensor::{
     FloatType, FloatView,
     format::{Bits, QuantMatrix, ZeroPoints},
@@ -46,13 +47,12 @@ impl Rng {
         (0..n).map(|_| self.float()).collect()
     }
 
-    /// `n` random bytes. Threads share the work: several gigabytes take a while otherwise.
-    pub fn bytes(&mut self, n: usize) -> Vec<u8> {
-        let mut bytes = vec![0; n];
+    /// Fills `out` with random bytes. Threads share the work: several gigabytes take a while otherwise.
+    pub fn fill(&mut self, out: &mut [u8]) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let part = n.div_ceil(threads).max(1 << 20);
+        let part = out.len().div_ceil(threads).max(1 << 20);
         std::thread::scope(|scope| {
-            for part in bytes.chunks_mut(part) {
+            for part in out.chunks_mut(part) {
                 let mut rng = self.fork();
                 scope.spawn(move || {
                     for word in part.chunks_mut(8) {
@@ -61,25 +61,27 @@ impl Rng {
                 });
             }
         });
-        bytes
     }
 
-    /// `n` numbers of about `size` in a stored type.
-    pub fn stored(&mut self, ty: FloatType, n: usize, size: f32) -> Vec<u8> {
+    /// Fills `out` with numbers of about `size` in a stored type.
+    pub fn fill_stored(&mut self, ty: FloatType, size: f32, out: &mut [u8]) {
         /// Numbers after which the same ones come again.
         const PERIOD: usize = 4099;
-        let values: Vec<f32> = (0..n.min(PERIOD)).map(|_| self.float() * size).collect();
+        let values: Vec<f32> = (0..PERIOD.min(out.len())).map(|_| self.float() * size).collect();
         let pattern: Vec<u8> = match ty {
             FloatType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             FloatType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
             FloatType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         };
-        let mut out = vec![0; n * ty.size()];
         for part in out.chunks_mut(pattern.len().max(1)) {
             part.copy_from_slice(&pattern[..part.len()]);
         }
-        out
     }
+}
+
+/// `n` bytes for `what`, to measure with: pages as a loaded model has them.
+pub(super) fn memory(n: usize, what: &str) -> Result<Memory, BenchError> {
+    Memory::new(n, what).map_err(|e| BenchError::Unsupported(e.to_string()))
 }
 
 /// How a benchmark's weights are stored.
@@ -124,25 +126,37 @@ pub struct Matrices {
     rows: usize,
     cols: usize,
     format: QuantFormat,
-    codes: Vec<u8>,
-    scales: Vec<u8>,
-    zeros: Vec<u8>,
+    codes: Memory,
+    scales: Memory,
+    zeros: Memory,
 }
 
 impl Matrices {
     /// `count` matrices `[rows, cols]` with random contents.
-    pub fn random(rng: &mut Rng, count: usize, (rows, cols): (usize, usize), format: QuantFormat) -> Self {
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn random(
+        rng: &mut Rng,
+        count: usize,
+        (rows, cols): (usize, usize),
+        format: QuantFormat,
+    ) -> Result<Self, BenchError> {
         let format = QuantFormat { block: format.block.clamp(1, cols.max(1)), ..format };
         let (n, blocks) = (count * rows, format.blocks(cols));
         let zeros = if format.zero_points { n * format.bits.packed_len(blocks) } else { 0 };
-        Self {
+        let mut out = Self {
             rows,
             cols,
             format,
-            codes: rng.bytes(n * format.bits.packed_len(cols)),
-            scales: rng.stored(format.scales, n * blocks, 0.01),
-            zeros: rng.bytes(zeros),
-        }
+            codes: memory(n * format.bits.packed_len(cols), "codes")?,
+            scales: memory(n * blocks * format.scales.size(), "scales")?,
+            zeros: memory(zeros, "zero points")?,
+        };
+        rng.fill(&mut out.codes);
+        rng.fill_stored(format.scales, 0.01, &mut out.scales);
+        rng.fill(&mut out.zeros);
+        Ok(out)
     }
 
     /// Matrix `i`.

@@ -1,6 +1,6 @@
 //! A layer of experts, as QMoE computes it: interleaved SwiGLU, other random routes in every call.
 
-use super::{BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work, linear::numerics};
+use super::{BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work, data::memory, linear::numerics};
 use crate::{
     kernel::{
         experts::{Activation, Bank, Experts, Formats, Gate, Projection, Routes, Shape},
@@ -118,8 +118,8 @@ impl Subject for ExpertLayer {
         let n = copies * self.experts;
         let weights = Arc::new(Copies {
             experts: self.experts,
-            fc1: Matrices::random(rng, n, (2 * self.inter, self.hidden), self.fc1),
-            fc2: Matrices::random(rng, n, (self.hidden, self.inter), self.fc2),
+            fc1: Matrices::random(rng, n, (2 * self.inter, self.hidden), self.fc1)?,
+            fc2: Matrices::random(rng, n, (self.hidden, self.inter), self.fc2)?,
         });
         let expert_bytes = self.expert_bytes().ok_or(BenchError::Overflow("an expert"))?;
         let work = |&tokens: &usize| -> Result<Box<dyn Work + 'a>, BenchError> {
@@ -141,8 +141,7 @@ impl Subject for ExpertLayer {
                 seen: vec![false; self.experts],
                 x: rng.floats(tokens * self.hidden),
                 out: vec![0.0; tokens * self.hidden],
-                scratch: Memory::new(scratch, "scratch")
-                    .map_err(|e| BenchError::Unsupported(e.to_string()))?,
+                scratch: memory(scratch, "scratch")?,
             }))
         };
         tokens.iter().map(work).collect()

@@ -1,6 +1,6 @@
 //! Products with quantized and with float weights.
 
-use super::{BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work};
+use super::{BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work, data::memory};
 use crate::{
     kernel::linear::{FloatMatrix, Format, Linear, Mode, Orientation, Output, Weights},
     pool::Pool,
@@ -60,7 +60,7 @@ impl Copies for Quantized {
 
 struct Floats {
     shape: FloatMatMul,
-    bytes: Vec<u8>,
+    bytes: Memory,
 }
 
 impl Copies for Floats {
@@ -122,7 +122,7 @@ impl Subject for MatMul {
     ) -> Result<Vec<Box<dyn Work + 'a>>, BenchError> {
         self.check()?;
         let shape = (self.rows, self.cols);
-        let matrices = Matrices::random(rng, copies, shape, self.format);
+        let matrices = Matrices::random(rng, copies, shape, self.format)?;
         let weights: Arc<dyn Copies> = Arc::new(Quantized { matrices, shape, format: self.format });
         works(env, rng, self.linear(env), &weights, copies, tokens)
     }
@@ -151,7 +151,8 @@ impl Subject for FloatMatMul {
         copies: usize,
         tokens: &[usize],
     ) -> Result<Vec<Box<dyn Work + 'a>>, BenchError> {
-        let bytes = rng.stored(self.ty, copies * self.rows * self.cols, 1.0);
+        let mut bytes = memory(copies * self.rows * self.cols * self.ty.size(), "weights")?;
+        rng.fill_stored(self.ty, 1.0, &mut bytes);
         let weights: Arc<dyn Copies> = Arc::new(Floats { shape: *self, bytes });
         works(env, rng, self.linear(env), &weights, copies, tokens)
     }
@@ -190,7 +191,7 @@ fn works<'a>(
             tokens,
             x: rng.floats(tokens * linear.format().cols()),
             y: vec![0.0; tokens * rows],
-            scratch: Memory::new(scratch, "scratch").map_err(|e| BenchError::Unsupported(e.to_string()))?,
+            scratch: memory(scratch, "scratch")?,
         }))
     };
     tokens.iter().map(work).collect()

@@ -116,7 +116,8 @@ impl Plan {
         for _ in &self.tokens {
             works.extend(by_subject.iter_mut().filter_map(Iterator::next));
         }
-        Ok(Suite { pool: env.pool, works, read: ReadLoop::new(self.read, env.pool.threads()) })
+        let read = ReadLoop::new(self.read, env.pool.threads())?;
+        Ok(Suite { pool: env.pool, works, read })
     }
 }
 

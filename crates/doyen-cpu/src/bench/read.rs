@@ -1,6 +1,7 @@
 //! The floor: a loop that reads bytes over the pool and does nothing else with them.
 
-use crate::pool::Pool;
+use super::{BenchError, data::memory};
+use crate::{pool::Pool, session::Memory};
 use std::{
     hint::black_box,
     sync::atomic::{AtomicU64, Ordering},
@@ -29,17 +30,21 @@ pub fn read(pool: &Pool, data: &[u8]) {
 /// A buffer that is read piece by piece, another piece each time.
 #[derive(Debug)]
 pub struct ReadLoop {
-    data: Vec<u8>,
+    data: Memory,
     piece: usize,
     next: usize,
 }
 
 impl ReadLoop {
     /// A loop over `bytes` (a page at least) for a pool of `threads`. More bytes than the caches hold measure memory.
-    pub fn new(bytes: usize, threads: usize) -> Self {
-        let data = super::Rng::default().bytes(bytes.max(4096));
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn new(bytes: usize, threads: usize) -> Result<Self, BenchError> {
+        let mut data = memory(bytes.max(4096), "the read loop")?;
+        super::Rng::default().fill(&mut data);
         let piece = Self::sample_len(threads).min(data.len());
-        Self { data, piece, next: 0 }
+        Ok(Self { data, piece, next: 0 })
     }
 
     /// Bytes of a sample for a pool of `threads`.
@@ -48,7 +53,7 @@ impl ReadLoop {
     }
 
     /// Bytes of the buffer.
-    pub const fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.data.len()
     }
 

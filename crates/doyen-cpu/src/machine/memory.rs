@@ -1,6 +1,34 @@
 //! Memory, the page cache and huge pages.
 
+use doyen_tensor::ByteCount;
 use std::fs;
+
+/// What of this process's memory lies in huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HugePages {
+    /// Mapped files.
+    pub files: ByteCount,
+    /// All other memory.
+    pub anonymous: ByteCount,
+}
+
+impl HugePages {
+    /// Asks the system; `None` where it does not say.
+    pub fn of_this_process() -> Option<Self> {
+        Self::of(&fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+    }
+
+    fn of(smaps: &str) -> Option<Self> {
+        let bytes = |key| kib_field(smaps, key).map(ByteCount);
+        Some(Self { files: bytes("FilePmdMapped")?, anonymous: bytes("AnonHugePages")? })
+    }
+}
+
+/// A line `key: n kB` as bytes.
+fn kib_field(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
 
 /// Memory as the system counts it, in bytes; `None` where it does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,10 +54,7 @@ impl MemoryState {
     }
 
     fn of(meminfo: &str, setting: &str, left: Option<u64>) -> Self {
-        let field = |key: &str| {
-            let line = meminfo.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
+        let field = |key| kib_field(meminfo, key);
         let available = match (field("MemAvailable"), left) {
             (Some(a), Some(l)) => Some(a.min(l)),
             (a, l) => a.or(l),
@@ -62,5 +87,9 @@ mod tests {
         assert_eq!((state.huge_pages.as_deref(), state.huge_page_size), (Some("madvise"), Some(2 << 20)));
         assert_eq!(MemoryState::of(meminfo, "", Some(5)).available, Some(5));
         assert_eq!(MemoryState::of("", "", None), MemoryState::default());
+        let smaps = "Rss: 9 kB\nAnonHugePages:   2048 kB\nShmemPmdMapped: 0 kB\nFilePmdMapped:  4096 kB\n";
+        let found = HugePages { files: ByteCount(4 << 20), anonymous: ByteCount(2 << 20) };
+        assert_eq!(HugePages::of(smaps), Some(found));
+        assert_eq!(HugePages::of(meminfo), None);
     }
 }

@@ -9,7 +9,7 @@ mod memory;
 mod processor;
 
 pub use caches::Cache;
-pub use memory::MemoryState;
+pub use memory::{HugePages, MemoryState};
 
 use crate::pool::affinity::allowed_cpus;
 use std::{fs, num::NonZeroUsize, path::Path, thread::available_parallelism};

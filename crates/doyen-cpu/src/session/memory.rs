@@ -1,29 +1,23 @@
-//! Cache-line aligned, zeroed memory for the arena, scratch and KV pages.
+//! Zeroed memory for the arena, scratch and KV pages, in huge pages where the system has them.
 //!
-//! Taken from the system zeroed, so that a large KV cache costs physical pages only as it fills.
+//! Taken from the system as mappings, so that a large KV cache costs physical pages only as it fills. Huge pages matter: walking the
+//! tables of small ones costs a reader of memory a third of its speed in a virtual machine (16 GB/s against 25 on one Zen 4 core).
 
 use doyen_graph::device::DeviceError;
 use doyen_tensor::ByteCount;
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    ops::{Deref, DerefMut},
-    ptr::NonNull,
-};
+use memmap2::MmapMut;
+use std::ops::{Deref, DerefMut};
 
-const ALIGN: usize = 64;
+/// Alignment of a huge page. What is smaller than one starts on an ordinary page.
+const HUGE: usize = 2 << 20;
 
-/// A fixed-size buffer of bytes.
+/// A fixed-size buffer of bytes, at least a page aligned.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    start: NonNull<u8>,
-    layout: Layout,
+    map: MmapMut,
+    start: usize,
     len: usize,
 }
-
-// SAFETY: the buffer is owned exclusively, like a Vec<u8>.
-unsafe impl Send for Memory {}
-// SAFETY: shared access reads only.
-unsafe impl Sync for Memory {}
 
 impl Memory {
     /// `len` zero bytes.
@@ -32,37 +26,33 @@ impl Memory {
     /// When the system has no such memory; `what` says what for.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self, DeviceError> {
         let error = || DeviceError::Memory { what: what.to_owned(), bytes: ByteCount(len as u64) };
-        let layout = Layout::from_size_align(len.max(1), ALIGN).map_err(|_| error())?;
-        // SAFETY: the layout has a size above zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        Ok(Self { start: NonNull::new(start).ok_or_else(error)?, layout, len })
+        let room = if len < HUGE { 0 } else { HUGE };
+        let map = MmapMut::map_anon(len.max(1).checked_add(room).ok_or_else(error)?).map_err(|_| error())?;
+        #[cfg(target_os = "linux")]
+        if room > 0 {
+            // A system without huge pages refuses, and small ones do as well.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let start = if room == 0 { 0 } else { map.as_ptr().addr().wrapping_neg() % HUGE };
+        Ok(Self { map, start, len })
     }
 
     /// The start, for regions that are handed out separately.
-    pub(crate) const fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.start.as_ptr()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self[..].as_mut_ptr()
     }
 }
 
 impl Deref for Memory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that live as long as self.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        &self.map[self.start..self.start + self.len]
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        &mut self.map[self.start..self.start + self.len]
     }
 }
 

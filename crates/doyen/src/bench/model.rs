@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use doyen_cpu::{
     CpuDevice,
     bench::{ReadLoop, Rng, Spread},
-    machine::Machine,
+    machine::{HugePages, Machine},
 };
 use doyen_graph::device::{Device, Numerics};
 use doyen_runtime::{Engine, Event, FinishReason, Plan, PlanOptions, Request, SamplingParams};
@@ -81,6 +81,7 @@ struct Memory {
     weights: ByteCount,
     kv: ByteCount,
     allocated: ByteCount,
+    huge: Option<HugePages>,
 }
 
 impl Memory {
@@ -115,7 +116,7 @@ pub fn measure(options: &Options, mut tick: impl FnMut()) -> Result<Report> {
 
     let machine = Machine::read();
     let weights = plan.ledger().mapped().0 as usize;
-    let mut floor = Floor::new(&machine, weights, &device);
+    let mut floor = Floor::new(&machine, weights, &device)?;
     let positions = options.prompt as f64 + f64::midpoint(options.generate as f64, 1.0);
     let traffic = Traffic::of(plan.program(), &device, options.batch, positions);
     let mut samples = [const { Vec::new() }; 5];
@@ -211,6 +212,7 @@ fn memory(plan: &Plan, device: &dyn Device) -> Memory {
         weights: plan.ledger().mapped(),
         kv: kv.sum(),
         allocated: plan.ledger().allocated(),
+        huge: HugePages::of_this_process(),
     }
 }
 
@@ -222,11 +224,11 @@ struct Floor {
 }
 
 impl Floor {
-    fn new(machine: &Machine, weights: usize, device: &CpuDevice) -> Self {
+    fn new(machine: &Machine, weights: usize, device: &CpuDevice) -> Result<Self> {
         let most = machine.last_level_cache().saturating_mul(2).max(192 << 20);
         let spare = machine.memory.available.map_or(usize::MAX, |m| (m / 4) as usize);
-        let read = ReadLoop::new(weights.min(most).min(spare), device.pool().threads());
-        Self { device: device.clone(), read }
+        let read = ReadLoop::new(weights.min(most).min(spare), device.pool().threads())?;
+        Ok(Self { device: device.clone(), read })
     }
 
     /// Bytes a second.
@@ -314,6 +316,10 @@ impl Report {
                 format!("{p}, {verdict} {} (weights {}, kv {}, {ALLOWANCE})", m.budget(), m.weights, m.kv)
             },
         );
+        let huge = m.huge.map_or_else(
+            || "unknown".to_owned(),
+            |h| format!("{} of the mapped files, {} of other memory", h.files, h.anonymous),
+        );
         let kernels: Vec<String> = self.kernels.iter().map(|(k, n)| format!("  {n:>5} x {k}")).collect();
         format!(
             "{}\n{}, {} numerics\n{} sequence{} of {} prompt tokens, {} decoding steps, {} repetitions; median (min to \
@@ -325,7 +331,8 @@ impl Report {
              bytes a token   {} (dense {}, experts {}, kv {})\n\
              read loop       {} GB/s\n\
              share of it     {} %\n\
-             peak memory     {peak}\n\n{}\n\nkernels\n{}\n",
+             peak memory     {peak}\n\
+             huge pages      {huge}\n\n{}\n\nkernels\n{}\n",
             self.package,
             self.device,
             numerics(o.numerics),
@@ -371,6 +378,7 @@ impl Report {
                 "peak_bytes": m.peak.map(|p| p.0), "weights_bytes": m.weights.0, "kv_bytes": m.kv.0,
                 "allocated_bytes": m.allocated.0, "budget_bytes": m.budget().0,
                 "within_budget": m.peak.map(|p| p <= m.budget()),
+                "huge_pages": m.huge.map(|h| json!({"files_bytes": h.files.0, "other_bytes": h.anonymous.0})),
             },
             "kernels": self.kernels, "machine": fingerprint::json(&self.machine),
         })

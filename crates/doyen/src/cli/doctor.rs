@@ -66,7 +66,7 @@ fn bandwidth(machine: &Machine) -> Result<Vec<(usize, Spread)>> {
     let all = machine.threads();
     let spare = machine.memory.available.map_or(usize::MAX, |m| (m / 4) as usize);
     let bytes = machine.last_level_cache().saturating_mul(4).max(256 << 20).min(spare);
-    let mut read = ReadLoop::new(bytes, all);
+    let mut read = ReadLoop::new(bytes, all)?;
     let mut out = Vec::new();
     for n in counts(all) {
         let pool = Pool::new(NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN), true)?;
