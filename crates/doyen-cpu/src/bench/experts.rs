@@ -1,6 +1,8 @@
 //! A layer of experts, as QMoE computes it: interleaved SwiGLU, other random routes in every call.
 
-use super::{BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work, data::memory, linear::numerics};
+use super::{
+    BenchError, Env, Labels, Matrices, QuantFormat, Rng, Subject, Work, data::memory, linear::numerics,
+};
 use crate::{
     kernel::{
         experts::{Activation, Bank, Experts, Formats, Gate, Projection, Routes, Shape},

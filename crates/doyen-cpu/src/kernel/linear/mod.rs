@@ -51,8 +51,11 @@ use std::ops::Range;
 /// Bytes of weights times tokens below which the caller does a product alone: a core takes 48 KiB in some 3 us, and a region
 /// costs 1 to 2 us.
 const MIN_BYTES: usize = 48 << 10;
-/// Packed bytes that a thread takes at a time.
+/// Packed bytes that a thread takes at a time: at most, and at least.
 const CHUNK_BYTES: usize = 128 << 10;
+const MIN_CHUNK_BYTES: usize = 16 << 10;
+/// Chunks of a thread's share, when that leaves them large enough: threads begin a region some hundred nanoseconds apart.
+const SHARE_CHUNKS: usize = 4;
 /// What chunks of rows are a multiple of.
 const CHUNK_ROWS: usize = 16;
 
@@ -210,10 +213,9 @@ pub fn run_all(pool: &Pool, parts: &[Option<Part<'_>>], x: &[f32], scratch: &mut
 /// Rows of a matrix that a thread takes at a time, out of `rows` of `row_bytes` in all: enough bytes to amortise taking them, few
 /// enough for threads to finish together; whole tiles and whole cache lines of output.
 pub(crate) fn chunk_rows(pool: &Pool, rows: usize, row_bytes: usize) -> usize {
-    let by_bytes = (CHUNK_BYTES / row_bytes.max(1)).max(1);
-    let by_share = rows.div_ceil(pool.threads());
-    // A share that is not much more than a chunk is taken whole.
-    let chunk = if by_share <= 2 * by_bytes { by_share } else { by_bytes };
+    let of_bytes = |bytes: usize| (bytes / row_bytes.max(1)).max(1);
+    let by_share = rows.div_ceil(SHARE_CHUNKS * pool.threads());
+    let chunk = by_share.clamp(of_bytes(MIN_CHUNK_BYTES), of_bytes(CHUNK_BYTES));
     chunk.next_multiple_of(CHUNK_ROWS)
 }
 
