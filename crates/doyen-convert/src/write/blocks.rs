@@ -173,6 +173,6 @@ mod tests {
             expected[at as usize + 1] = 7;
         }
         expected.truncate(bytes.len());
-        assert!(bytes == expected && bytes.len() as u64 > places(0).last().unwrap());
+        assert!(bytes == expected && bytes.len() as u64 > places(0).next_back().unwrap());
     }
 }

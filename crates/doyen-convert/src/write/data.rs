@@ -102,7 +102,8 @@ mod tests {
 
     fn store() -> Store {
         let rows = Rows::Rotary { frequencies: [0.5].into(), factor: 2.0, positions: 3, sine: false };
-        let mut store = Store { end: 20, ..Store::default() };
+        let mut store = Store::reporting(false);
+        store.end = 20;
         store.jobs.push(Job { rows, sink: Sink::Float { ty: FloatType::F32, at: 8 }, reported: None });
         store
     }
