@@ -26,6 +26,7 @@ import numpy as np
 import onnx
 
 ALIGN = 4096
+HUGE_PAGE = 2 << 20
 # Bytes of the random numbers that tensors are filled from, again and again.
 POOL = 32 << 20
 WEIGHT_STD = 0.02
@@ -216,6 +217,26 @@ class Filler:
         return self.pools[key]
 
 
+class InHugePages:
+    """A file written from front to back in whole huge pages, which is how the page cache then keeps it."""
+
+    def __init__(self, file):
+        self.file, self.at, self.rest = file, 0, bytearray()
+
+    def seek(self, at):
+        self.write(bytes(at - self.at))
+
+    def write(self, data):
+        self.at += len(data)
+        self.rest += data
+        if whole := len(self.rest) // HUGE_PAGE * HUGE_PAGE:
+            self.file.write(self.rest[:whole])
+            del self.rest[:whole]
+
+    def close(self):
+        self.file.write(self.rest)
+
+
 def write_repeated(file, pool, length):
     view = memoryview(np.ascontiguousarray(pool)).cast("B")
     while length > 0:
@@ -245,7 +266,8 @@ def write_package(args):
         out = folder / "package"
         out.mkdir()
         filler, at = Filler(args), 0
-        with open(base / "model.onnx.data", "rb") as source, open(out / "model.onnx.data", "wb", buffering=0) as data:
+        with open(base / "model.onnx.data", "rb") as source, open(out / "model.onnx.data", "wb", buffering=0) as file:
+            data = InHugePages(file)
             for tensor in model.graph.initializer:
                 place = external(tensor)
                 if not place:
@@ -263,6 +285,7 @@ def write_package(args):
                     if entry.key == "offset":
                         entry.value = str(at)
                 at += length
+            data.close()
         config = json.loads((base / "genai_config.json").read_text())
         config["model"]["decoder"]["num_hidden_layers"] = args.layers
         (out / "genai_config.json").write_text(json.dumps(config, indent=1))

@@ -21,7 +21,7 @@ what is measured:
 examples:
   scripts/bench-peers all --json figures.json --svg docs/peers.svg
   scripts/bench-peers ops --quick
-  scripts/bench-peers setup --llama-cpu amx"""
+  scripts/bench-peers setup --llama-cpu avx512"""
 
 
 def arguments():
