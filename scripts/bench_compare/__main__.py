@@ -88,7 +88,8 @@ def progress(what: str, rounds: int):
 def built(args) -> tuple[revisions.Revision, revisions.Revision, Path, Path]:
     base, head = revisions.pair(ROOT, args.base, args.head)
     if changed := revisions.uncommitted(ROOT):
-        say(f"note: {len(changed)} uncommitted files ({changed[0]}, ..) are part of neither revision; commit them to measure them")
+        some = ", ".join(changed[:3]) + (", .." if len(changed) > 3 else "")
+        say(f"note: uncommitted changes are part of neither revision ({some}); commit them to measure them")
     old, new = (revisions.build(ROOT, args.cache, r) for r in (base, head))
     revisions.prune(args.cache)
     return base, head, old, new

@@ -68,8 +68,9 @@ def table(results: list[Result], threshold: float) -> str:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row):
-        first, *middle, last = (c.ljust(w) if i in (0, 6) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))
-        return "  ".join([first, *middle, last]).rstrip()
+        first, *middle, last = zip(row, widths)
+        cells = [first[0].ljust(first[1]), *(c.rjust(w) for c, w in middle), last[0]]
+        return "  ".join(cells).rstrip()
 
     return "\n".join(map(line, [header, *rows]))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import Trouble
 
 # What the cargo of another day may have been told; programs built under other words are no pair.
-SETTINGS = ("RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTC", "RUSTUP_", "CC", "CFLAGS")
+SETTINGS = ("RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTC", "RUSTUP_", "CC")
 # Always ours: where the build goes, and that release builds are what the profile says.
 OURS = {"CARGO_INCREMENTAL": "0"}
 
@@ -46,7 +46,8 @@ def resolve(root: Path, name: str) -> Revision:
     try:
         commit = git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except Trouble:
-        raise Trouble(f"{name!r} is no revision of {root}: give a branch, a tag or a commit (git log --oneline)") from None
+        hint = "give a branch, a tag or a commit (git log --oneline)"
+        raise Trouble(f"{name!r} is no revision of {root}: {hint}") from None
     tree, subject = git(root, "show", "--no-patch", "--format=%T %s", commit).split(" ", 1)
     return Revision(name, commit, tree, subject)
 

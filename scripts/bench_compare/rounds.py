@@ -75,8 +75,10 @@ class Bench:
             raise Trouble("the revisions have no case in common:\n" + "\n".join(f"  {m}" for m in missing.values()))
         return Common(both, list(missing.values()), (time.monotonic() - start) * len(ARMS) / 2, device)
 
-    def measure(self, cases: list[Case], rounds: int, progress: Callable[[int, float], None]) -> dict[Case, list[Round]]:
-        """Every case so many times on all arms."""
+    def measure(
+        self, cases: list[Case], rounds: int, progress: Callable[[int, float], None]
+    ) -> dict[Case, list[Round]]:
+        """Every case so many times on all arms; `progress` hears of every round and the seconds since the first."""
         results: dict[Case, list[Round]] = {case: [] for case in cases}
         start = time.monotonic()
         for number in range(rounds):

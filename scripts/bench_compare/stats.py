@@ -1,6 +1,6 @@
 """From rounds to a verdict: paired log ratios, medians, and noise that the null arm gives.
 
-A round has three times of a case, taken right after each other: of BASE, of a second copy of BASE (the null arm) and of
+A round has three times of a case, taken in the same second: of BASE, of a second copy of BASE (the null arm) and of
 HEAD. What they share (a slow minute, a drift) cancels in their ratios:
 
     null   = log(null / base)                            by its making nothing but noise, of variance 2 s^2
