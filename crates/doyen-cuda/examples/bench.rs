@@ -1,7 +1,8 @@
 //! Times experts and products on a card: chains of layers with their own random weights, so that no cache holds them, run
 //! as steps of a session. Prints time a layer and the rates that the bytes and operations it needs make of it.
 //!
-//! Usage: bench [CUBIN_FOLDER]
+//! Usage: bench [CUBIN_FOLDER [NAME...]]: names of what is timed, as 4/4, 2/4, 8/8 (widths of experts) and products, and
+//! numbers of tokens; all of it unless told.
 
 mod graph;
 
@@ -74,16 +75,29 @@ fn seconds(
 }
 
 fn main() -> Result<()> {
-    let cache = std::env::args().nth(1).map(Into::into);
+    let mut args = std::env::args().skip(1);
+    let cache = args.next().map(Into::into);
+    let wanted: Vec<String> = args.collect();
+    let (numbers, names): (Vec<String>, Vec<String>) =
+        wanted.into_iter().partition(|w| w.parse::<usize>().is_ok());
+    let wants = |name: &str| names.is_empty() || names.iter().any(|w| w == name);
+    let counts = |all: &[usize]| -> Vec<usize> {
+        let kept = |n: &&usize| numbers.is_empty() || numbers.contains(&n.to_string());
+        all.iter().filter(kept).copied().collect()
+    };
     let options = CudaOptions { ordinal: 0, operand: Some(Operand::F16), kv: FloatType::F16, cache };
     let device = CudaDevice::new(&options)?;
     let Bank { experts, k, hidden, inter, block, .. } = BANK;
     println!("experts E={experts} k={k} H={hidden} I={inter} block {block}, a layer with its routing");
     println!("{:>6} {:>8} {:>10} {:>10} {:>10}", "bits", "tokens", "us", "GB/s", "TFLOP/s");
-    let counts = [1usize, 8, 64, 512, 4096];
+    let experts_counts = counts(&[1, 2, 4, 8, 16, 64, 512, 4096]);
     for bits in [(4, 4), (2, 4), (8, 8)] {
+        if !wants(&format!("{}/{}", bits.0, bits.1)) {
+            continue;
+        }
         let layer = |b: &mut Build, x: LValueId| b.experts(x, Bank { bits, ..BANK });
-        for (tokens, seconds) in counts.into_iter().zip(seconds(&device, &counts, hidden, &layer, (1, 5))?) {
+        let found = seconds(&device, &experts_counts, hidden, &layer, (1, 5))?;
+        for (&tokens, seconds) in experts_counts.iter().zip(found) {
             // Distinct experts of random routes, on average.
             let distinct = experts as f64 * (1.0 - (1.0 - k as f64 / experts as f64).powi(tokens as i32));
             let codes = 2 * inter * hidden * bits.0 / 8 + inter * hidden * bits.1 / 8;
@@ -99,11 +113,14 @@ fn main() -> Result<()> {
             );
         }
     }
+    if !wants("products") {
+        return Ok(());
+    }
     println!("MatMulNBits 4 bits, block 32");
     for (n, k, depth) in [(151_936, 2048, 5), (4096, 4096, 13)] {
         let layer = |b: &mut Build, x: LValueId| b.product(x, (n, k), (4, 32)).map(|_| x);
-        let counts = [1usize, 8, 512];
-        for (tokens, seconds) in counts.into_iter().zip(seconds(&device, &counts, k, &layer, (1, depth))?) {
+        let counts = counts(&[1, 2, 8, 512]);
+        for (&tokens, seconds) in counts.iter().zip(seconds(&device, &counts, k, &layer, (1, depth))?) {
             let bytes = (n * k / 2 + n * k / 32 * 2) as f64;
             let operations = (2 * n * k * tokens) as f64;
             println!(

@@ -61,6 +61,8 @@ fn experts(check: &mut Check) -> Result<()> {
         fusion: Some(1),
         scales: DType::F16,
     };
+    // Routes of a few tokens that go to experts of their own, with columns beside whole segments.
+    let many = Bank { experts: 64, k: 8, hidden: 320, inter: 224, block: 32, ..base };
     let mut cases = Vec::new();
     for b1 in [2, 4, 8] {
         for b2 in [2, 4, 8] {
@@ -76,6 +78,11 @@ fn experts(check: &mut Check) -> Result<()> {
         cases.push(Bank { fusion, inter: 80, block: 16, scales: DType::F32, ..base });
         cases.push(Bank { fusion, bits: (2, 8), block: 0, zero_points: true, biases: true, ..base });
     }
+    for bits in [(4, 4), (2, 8), (8, 2), (8, 4)] {
+        cases.push(Bank { bits, ..many });
+        cases.push(Bank { bits, hidden: 512, inter: 256, zero_points: true, biases: true, ..many });
+        cases.push(Bank { bits, hidden: 512, inter: 256, block: 64, k: 5, fusion: None, ..many });
+    }
     cases.push(Bank { inter: 256, block: 128, scales: DType::BF16, ..base });
     cases.push(Bank { inter: 256, block: 256, ..base });
     for (i, &bank) in cases.iter().enumerate() {
@@ -83,7 +90,7 @@ fn experts(check: &mut Check) -> Result<()> {
         let x = build.input(bank.hidden);
         let y = build.experts(x, bank)?;
         build.graph.outputs.push(y);
-        for tokens in [1, 5, 40, 200] {
+        for tokens in [1, 2, 5, 40, 200] {
             let given = inputs(&mut build, tokens)?;
             check.compare(&format!("{bank:?}"), &build.graph, tokens, &given)?;
         }

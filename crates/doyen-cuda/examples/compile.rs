@@ -37,8 +37,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let work: Vec<(Module, Arch)> =
-        cards.iter().flat_map(|&a| Module::all().into_iter().map(move |m| (m, a))).collect();
+    let work: Vec<(Module, Arch)> = cards
+        .iter()
+        .flat_map(|&a| Module::all().into_iter().filter(move |m| m.is_for(a)).map(move |m| (m, a)))
+        .collect();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lines = Mutex::new(vec![Vec::new(); work.len()]);
     std::thread::scope(|scope| {

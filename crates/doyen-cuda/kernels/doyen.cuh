@@ -96,7 +96,44 @@ __device__ __forceinline__ void cp_async16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
+// The same; zeros where `live` is false.
+__device__ __forceinline__ void bring16(u32 to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Shows what this thread wrote to shared memory to the tensor cores, once the block has met.
+__device__ __forceinline__ void fence_async() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Byte of a 16-byte piece of a line of 128; pieces are exchanged so that no two rows of 8 meet in a bank.
+__device__ __forceinline__ u32 at16(u32 row, u32 piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+
+// ---- launches that overlap ------------------------------------------------------------------------------------------
+
+// Lets the next launch of the stream start where there is room; it sees what this one wrote after `await_earlier` alone.
+__device__ __forceinline__ void allow_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for everything launched before. A kernel launched early calls it in every block, so that the order is kept from
+// launch to launch.
+__device__ __forceinline__ void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // ---- reductions ----------------------------------------------------------------------------------------------------
 
@@ -250,15 +287,20 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, Brain) {
     return d;
 }
 
-// A number whose last bits are a code's: 1024 + code as float16, 128 + code as bfloat16. Both are exact, and so is the
-// difference to the same with a zero point.
-struct Magic {
-    u32 base;      // of a pair
-    u32 negative;  // minus base, of a pair
-    u32 one;       // of a pair
+// A number with room for a code in its last bits: 1024 as float16, 128 as bfloat16. A code `at` bits above the last one
+// counts 2^at, which one fma takes back together with the zero point; everything about it is exact.
+template <class T>
+struct Magic;
+template <>
+struct Magic<Half> {
+    static constexpr u32 ROOM = 8;  // bits for codes, of 10
+    static constexpr u32 BASE = 0x6400, ONE = 0x3c00, STEP = 1 << 10;
 };
-__device__ __forceinline__ Magic magic(Half) { return {0x64006400u, 0xe400e400u, 0x3c003c00u}; }
-__device__ __forceinline__ Magic magic(Brain) { return {0x43004300u, 0xc300c300u, 0x3f803f80u}; }
+template <>
+struct Magic<Brain> {
+    static constexpr u32 ROOM = 6;  // bits for codes, of 7
+    static constexpr u32 BASE = 0x4300, ONE = 0x3f80, STEP = 1 << 7;
+};
 
 __device__ __forceinline__ u32 masked(u32 v, u32 mask, u32 base) {
     u32 d;
@@ -270,17 +312,14 @@ __device__ __forceinline__ u32 masked(u32 v, u32 mask, u32 base) {
 template <int W, int UNIT, class T>
 struct Unit {
     static constexpr int BYTES = UNIT * W / 8;
+    static constexpr int SPAN = UNIT < 32 / W ? UNIT : 32 / W;  // codes of a word
     u32 word[(BYTES + 3) / 4];
 
     static __device__ __forceinline__ constexpr int first(int pair) {
-        if (W == 8) return 2 * pair;
-        constexpr int span = W == 4 ? (UNIT < 8 ? UNIT : 8) : UNIT;  // codes of a word
-        return pair / (span / 2) * span + pair % (span / 2);
+        return W == 8 ? 2 * pair : pair / (SPAN / 2) * SPAN + pair % (SPAN / 2);
     }
     static __device__ __forceinline__ constexpr int second(int pair) {
-        if (W == 8) return 2 * pair + 1;
-        constexpr int span = W == 4 ? (UNIT < 8 ? UNIT : 8) : UNIT;
-        return first(pair) + span / 2;
+        return W == 8 ? 2 * pair + 1 : first(pair) + SPAN / 2;
     }
 
     __device__ __forceinline__ void load(const u8* p) {
@@ -306,31 +345,33 @@ struct Unit {
         for (int i = 0; i < (BYTES + 3) / 4; i++) word[i] = 0;
     }
 
-    // `minus` is minus the magic number of the zero point, twice; `zero_point` the number itself.
-    __device__ __forceinline__ void pairs(u32 (&out)[UNIT / 2], u32 minus, float zero_point) const {
-        const Magic m = magic(T());
+    __device__ __forceinline__ void pairs(u32 (&out)[UNIT / 2], u32 zero_point) const {
+        constexpr u32 BASE = Magic<T>::BASE, STEP = Magic<T>::STEP;
+        const u32 zeros = zero_point * 0x10001u;
         if constexpr (W == 8) {
 #pragma unroll
             for (int i = 0; i < UNIT / 2; i++) {
                 u32 v = word[i / 2];
                 if constexpr (T::EIGHT) {
-                    u32 pair = __byte_perm(v, m.base, i % 2 ? 0x5352 : 0x5150);
-                    out[i] = fma2(pair, m.one, minus, T());
+                    u32 pair = __byte_perm(v, BASE * 0x10001u, i % 2 ? 0x5352 : 0x5150);
+                    out[i] = fma2(pair, Magic<T>::ONE * 0x10001u, (BASE | 0x8000u) * 0x10001u + zeros, T());
                 } else {
                     // bfloat16 has no room for a code beside the magic number, but for the difference.
                     u32 lo = (v >> (16 * (i % 2))) & 255, hi = (v >> (16 * (i % 2) + 8)) & 255;
-                    float less = 8388608.f + zero_point;
-                    out[i] = T::pack(__uint_as_float(0x4b000000u | lo) - less,
-                                           __uint_as_float(0x4b000000u | hi) - less);
+                    float less = 8388608.f + (float)zero_point;
+                    out[i] = T::pack(__uint_as_float(0x4b000000u | lo) - less, __uint_as_float(0x4b000000u | hi) - less);
                 }
             }
         } else {
             constexpr u32 mask = ((1u << W) - 1) * 0x10001u;
-            constexpr int per_word = W == 4 ? (UNIT < 8 ? UNIT / 2 : 4) : UNIT / 2;
+            constexpr int PER_SHIFT = Magic<T>::ROOM / W;
 #pragma unroll
             for (int i = 0; i < UNIT / 2; i++) {
-                u32 v = word[i / per_word] >> (W * (i % per_word));
-                out[i] = fma2(masked(v, mask, m.base), m.one, minus, T());
+                const int code = i % (SPAN / 2), at = W * (code % PER_SHIFT);
+                u32 v = word[i / (SPAN / 2)] >> (W * (code / PER_SHIFT * PER_SHIFT));
+                u32 pair = masked(v, mask << at, BASE * 0x10001u);
+                u32 minus = ((BASE | 0x8000u) - STEP * at) * 0x10001u + (zeros << at);
+                out[i] = fma2(pair, (Magic<T>::ONE - STEP * at) * 0x10001u, minus, T());
             }
         }
     }

@@ -107,10 +107,7 @@ __device__ __forceinline__ void share(float (&sum)[4], const FewParams& p, u64 m
                 }
                 u32 a[2][UNIT / 2];
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float z = zero[q][u][r];
-                    unit[q][u][r].pairs(a[r], magic(OPERAND()).negative + (u32)z * 0x10001u, z);
-                }
+                for (int r = 0; r < 2; r++) unit[q][u][r].pairs(a[r], (u32)zero[q][u][r]);
                 float piece[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
                 for (int i = 0; i < UNIT / 2; i += 2) {

@@ -51,13 +51,22 @@ __device__ __forceinline__ u32 key_of(float v) {
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-// The k largest of up to 32 * KEPT logits into `ids`.
-__device__ __forceinline__ void select_kept(const float* logits, u32 experts, u32 k, int* ids) {
+// The number whose key it is.
+__device__ __forceinline__ float of_key(u32 key) {
+    return __uint_as_float(key == 1 ? 0x7fc00000u : key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Routes of a token with up to 32 * KEPT experts of which up to 32 are selected, in registers: lane j has the jth.
+__device__ __forceinline__ void route_kept(const RouteParams& p, const float* logits, const float* given, u32 token) {
     const u32 lane = threadIdx.x;
+    float values[KEPT];
     u32 keys[KEPT];
 #pragma unroll
-    for (u32 i = 0; i < KEPT; i++) keys[i] = i * 32 + lane < experts ? key_of(logits[i * 32 + lane]) : 0;
-    for (u32 j = 0; j < k; j++) {
+    for (u32 i = 0; i < KEPT; i++) values[i] = i * 32 + lane < p.experts ? logits[i * 32 + lane] : -INF;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) keys[i] = i * 32 + lane < p.experts ? key_of(values[i]) : 0;
+    u32 mine = 0, key = 0;
+    for (u32 j = 0; j < p.k; j++) {
         u32 best = 0, at = 0xffffffffu;
 #pragma unroll
         for (u32 i = 0; i < KEPT; i++)
@@ -67,29 +76,46 @@ __device__ __forceinline__ void select_kept(const float* logits, u32 experts, u3
 #pragma unroll
         for (u32 i = 0; i < KEPT; i++)
             if (i * 32 + lane == id) keys[i] = 0;
-        if (lane == 0) ids[j] = (int)id;
+        if (lane == j) mine = id, key = most;
     }
+    const bool live = lane < p.k;
+    float v = !live ? 0.f : given ? given[mine] : of_key(key);
+    const float largest = of_key(__shfl_sync(0xffffffffu, key, 0));
+    float sum = 0.f;
+    if (p.weighting == SOFTMAX_ALL)
+#pragma unroll
+        for (u32 i = 0; i < KEPT; i++)
+            if (i * 32 + lane < p.experts) sum += expf(values[i] - largest);
+    if (p.weighting == SOFTMAX_ALL || p.weighting == SOFTMAX_SELECTED) v = live ? expf(v - largest) : 0.f;
+    if (p.weighting == SOFTMAX_SELECTED || p.weighting == GIVEN_NORMALIZED) sum = v;
+    sum = warp_sum(sum);
+    if (p.weighting == GIVEN_NORMALIZED)
+        v = sum == 0.f ? 0.f : v / sum;
+    else if (p.weighting != GIVEN)
+        v /= sum;
+    if (!live) return;
+    p.ids[(u64)token * p.k + lane] = (int)mine;
+    p.weights[(u64)token * p.k + lane] = v;
 }
 
 // A warp a token. Shared memory: k floats, then a byte per expert (taken).
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteParams p) {
     extern __shared__ float values[];  // [k], then taken[experts]
+    allow_next();
+    await_earlier();
     u8* taken = (u8*)(values + p.k);
     const u32 lane = threadIdx.x, token = blockIdx.x;
     const float* logits = p.logits + (u64)token * p.experts;
     const float* given = p.given ? p.given + (u64)token * p.experts : nullptr;
     int* ids = p.ids + (u64)token * p.k;
     float* weights = p.weights + (u64)token * p.k;
-    const bool kept = p.experts <= 32 * KEPT && p.weighting != SPARSE_MIXER;
-    if (kept) {
-        select_kept(logits, p.experts, p.k, ids);
-        __syncwarp();
-        for (u32 j = lane; j < p.k; j += 32) values[j] = given ? given[ids[j]] : logits[ids[j]];
-        __syncwarp();
-    } else
-        for (u32 e = lane; e < p.experts; e += 32) taken[e] = 0;
+    if (p.experts <= 32 * KEPT && p.k <= 32 && p.weighting != SPARSE_MIXER) {
+        route_kept(p, logits, given, token);
+        return;
+    }
+    for (u32 e = lane; e < p.experts; e += 32) taken[e] = 0;
     __syncwarp();
-    for (u32 j = 0; j < p.k && !kept; j++) {
+    for (u32 j = 0; j < p.k; j++) {
         Best best = {0.f, -1};
         for (u32 e = lane; e < p.experts; e += 32) {
             Best b = {logits[e], (int)e};

@@ -36,14 +36,6 @@ struct TileParams {
 
 #define UNIT16 Unit<BITS, RUN, OPERAND>
 
-// 16 bytes to shared memory past the registers; zeros where `live` is false.
-__device__ __forceinline__ void bring16(u32 to, const void* from, bool live) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(live ? 16 : 0) : "memory");
-}
-
-// Byte of a 16-byte piece of a line of 64 elements; pieces are exchanged so that no two rows of 8 meet in a bank.
-__device__ __forceinline__ u32 at16(u32 row, u32 piece) { return row * (BK * 2) + ((piece ^ (row & 7)) << 4); }
-
 template <int BM>
 __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first, u32 end) {
     constexpr int MT = BM / 32;                            // 16-row pieces of a warp; warps are 2 x 4
@@ -80,7 +72,7 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
                 bring16(xs + (step % STAGES) * (BM * BK * 2) + at16(r, tid % 8), x_rows[i] + (live ? column : 0), live);
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        cp_async_commit();
     };
 
     // Two runs of a weight row are this thread's.
@@ -134,7 +126,7 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             u32 pairs[RUN / 2];
-            codes[set][h].pairs(pairs, magic(OPERAND()).negative + (u32)zero[set][h] * 0x10001u, zero[set][h]);
+            codes[set][h].pairs(pairs, (u32)zero[set][h]);
             u32 s = OPERAND::pack(scale[set][h], scale[set][h]);
 #pragma unroll
             for (int i = 0; i < RUN / 2; i++) pairs[i] = fma2(pairs[i], s, 0x80008000u, OPERAND());
@@ -184,7 +176,7 @@ __device__ __forceinline__ void tile(const TileParams& p, u64 expert, u32 first,
             const u32 step = step0 + set;
             if (step >= steps) break;
             // This step's activations are there, everybody's codes of it unpacked, and nobody reads what comes next.
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            cp_async_wait<1>();
             __syncthreads();
             bring(step + 2);
             multiply(step, set);

@@ -54,6 +54,29 @@ impl Width {
     }
 }
 
+/// Blocks in a segment of 64 bytes of a row of codes; a block may also be longer than one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Parts {
+    One,
+    Two,
+    Four,
+}
+
+impl Parts {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::One, Self::Two, Self::Four];
+
+    /// The number.
+    pub const fn get(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+            Self::Four => 4,
+        }
+    }
+}
+
 /// What the tensor cores multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Operand {
@@ -100,6 +123,10 @@ pub enum Module {
     Few(Bits, Operand),
     /// Products of many rows with codes, on the tensor cores.
     Tile(Bits, Operand),
+    /// Products of one or a few rows with codes, for decode.
+    Stream(Bits, Parts, Operand),
+    /// Products of many rows with codes on Hopper's warpgroup instructions.
+    Wide(Bits, Operand),
     /// Products of many rows with floats, on the tensor cores.
     Gemm(Width, Operand),
 }
@@ -111,6 +138,10 @@ impl Module {
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Tile(b, o))));
+        all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Wide(b, o))));
+        let streams =
+            |b: Bits| Parts::ALL.into_iter().flat_map(move |p| Operand::ALL.map(|o| Self::Stream(b, p, o)));
+        all.extend(Bits::ALL.iter().flat_map(|&b| streams(b)));
         all.extend([Width::F16, Width::F32].iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
         all
     }
@@ -124,6 +155,8 @@ impl Module {
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
             Self::Tile(..) => ("tile.cu", include_str!("../kernels/tile.cu")),
+            Self::Wide(..) => ("wide.cu", include_str!("../kernels/wide.cu")),
+            Self::Stream(..) => ("stream.cu", include_str!("../kernels/stream.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
         }
     }
@@ -133,11 +166,21 @@ impl Module {
         match self {
             Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
             Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
-            Self::Few(b, o) | Self::Tile(b, o) => {
+            Self::Few(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
                 vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())]
             }
+            Self::Stream(b, p, o) => vec![
+                format!("BITS={}", b.get()),
+                format!("PARTS={}", p.get()),
+                format!("OPERAND={}", o.type_name()),
+            ],
             Self::Gemm(w, o) => vec![format!("BITS={}", w.bits()), format!("OPERAND={}", o.type_name())],
         }
+    }
+
+    /// Whether there are such kernels for a card.
+    pub const fn is_for(self, arch: Arch) -> bool {
+        !matches!(self, Self::Wide(..)) || (arch.major == 9 && arch.minor == 0)
     }
 
     /// Its kernels.
@@ -151,6 +194,10 @@ impl Module {
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Few(..) => &["few", "few_activated", "narrow"],
             Self::Tile(..) => &["tile_64", "tile_128", "grouped_64", "grouped_128"],
+            Self::Wide(..) => {
+                &["wide_64", "wide_128", "wide_activated_64", "wide_activated_128", "narrow_wide"]
+            }
+            Self::Stream(..) => &["stream", "stream_activated", "stream_sum"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
         }
     }
@@ -165,6 +212,8 @@ impl fmt::Display for Module {
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
             Self::Tile(b, o) => write!(f, "tile_{}b_{o}", b.get()),
+            Self::Wide(b, o) => write!(f, "wide_{}b_{o}", b.get()),
+            Self::Stream(b, p, o) => write!(f, "stream_{}b_{}_{o}", b.get(), p.get()),
             Self::Gemm(w, o) => write!(f, "gemm_{}b_{o}", w.bits()),
         }
     }

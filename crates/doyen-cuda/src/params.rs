@@ -93,6 +93,38 @@ pub(crate) struct Gemm {
     pub(crate) y_by_route: u32,
 }
 
+/// `WideParams` of wide.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Wide {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) order: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) ends: Addr,
+    pub(crate) tile_count: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+    pub(crate) x_div: u32,
+    pub(crate) y_by_route: u32,
+    pub(crate) y_span: u32,
+    pub(crate) act: Activation,
+}
+
+/// `NarrowWideParams` of wide.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct NarrowWide {
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) rows: u64,
+    pub(crate) cols: u32,
+}
+
 /// `NarrowParams` of few.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -124,6 +156,26 @@ pub(crate) struct Few {
     pub(crate) y_by_route: u32,
     pub(crate) narrowed: u32,
     pub(crate) split: u32,
+    pub(crate) act: Activation,
+}
+
+/// `StreamParams` of stream.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Stream {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) experts: Addr,
+    pub(crate) mix: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+    pub(crate) k: u32,
+    pub(crate) split: u32,
+    pub(crate) y_span: u32,
     pub(crate) act: Activation,
 }
 
@@ -365,7 +417,7 @@ macro_rules! params {
 }
 
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
-params!(Transpose, Prepare, Attend, Few, Narrow);
+params!(Transpose, Prepare, Attend, Few, Narrow, Stream, Wide, NarrowWide);
 
 #[cfg(test)]
 mod tests {
@@ -380,6 +432,9 @@ mod tests {
         assert_eq!(size_of::<Routed>(), 88 + 5 * 8 + 4 * 4 + 20 + 4);
         assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
         assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 6 * 4 + 20 + 4);
+        assert_eq!(size_of::<Stream>(), 88 + 7 * 8 + 5 * 4 + 20);
+        assert_eq!(size_of::<Wide>(), 88 + 9 * 8 + 5 * 4 + 20);
+        assert_eq!(size_of::<NarrowWide>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);

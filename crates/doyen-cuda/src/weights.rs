@@ -3,7 +3,7 @@
 use crate::{
     driver::{Addr, Buffer, Function, Gpu, Grid, Uploads},
     error::CudaError,
-    module::{Module, Width},
+    module::{Module, Parts, Width},
     params::{self, Transpose},
 };
 use bytes::Bytes;
@@ -261,6 +261,22 @@ impl Bank {
         (s.aligned != 0 && s.cols.is_multiple_of(16) && s.zero_kind != 3).then_some(bits)
     }
 
+    /// Width and blocks of a segment, where the kernels of decode can read the codes: as [`Bank::few`], and whole runs of 16
+    /// bytes of a row in one block.
+    pub(crate) fn stream(&self) -> Option<(Bits, Parts)> {
+        let bits = self.few()?;
+        let s = &self.shape;
+        // log2 of the columns of a segment of 64 bytes.
+        let whole = 9 - bits.get().trailing_zeros();
+        let parts = match whole.saturating_sub(s.block_shift) {
+            0 => Parts::One,
+            1 => Parts::Two,
+            2 => Parts::Four,
+            _ => return None,
+        };
+        s.row_bytes.is_multiple_of(16).then_some((bits, parts))
+    }
+
     /// log2 of the columns that share a scale; 31 where a row has one.
     pub(crate) const fn block_shift(&self) -> u32 {
         self.shape.block_shift
@@ -307,7 +323,8 @@ impl Bank {
             wide: u32::from(self.width == Width::F32),
         };
         // A grid has 65535 blocks along the second axis: 2 million columns of a weight.
-        let grid = Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0 };
+        let grid =
+            Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0, early: false };
         gpu.launch(&function, grid, params)?;
         gpu.wait()?;
         self.turn = Some(Turn { turned: Some(turned) });

@@ -9,6 +9,8 @@ use super::{
     Binder, Context, Kernel, cols,
     products::{self, FEW, Groups, Kernels, Product, Way},
     ready, rows_at,
+    stream::{self, Stream},
+    wide,
 };
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
@@ -61,7 +63,7 @@ impl Kernel for RouteKernel {
             weighting: self.weighting,
         };
         let grid = Grid::new([io.input_numel(0) / experts.max(1), 1, 1], 32).shared(self.shared());
-        cx.gpu.launch(ready(self.function.as_ref())?, grid, params)
+        cx.gpu.launch(ready(self.function.as_ref())?, grid.early(), params)
     }
 }
 
@@ -130,6 +132,16 @@ impl Projection {
         Ok(())
     }
 
+    /// Its kernels on the tensor cores.
+    fn kernels(&self) -> Result<&Kernels, CudaError> {
+        ready(ready(self.functions.as_ref())?.kernels.as_ref())
+    }
+
+    /// Its kernels of decode.
+    fn stream(&self) -> Result<&Stream, CudaError> {
+        ready(self.kernels()?.stream())
+    }
+
     fn bytes(&self) -> usize {
         self.bank.bytes() + self.bias.as_ref().map_or(0, Floats::bytes)
     }
@@ -189,9 +201,9 @@ impl ExpertsKernel {
         };
         let h1 = take(routes, self.fc1.bank.rows().max(hidden))?;
         let h3 = take(routes, if self.fc3.is_some() { self.inter } else { 0 })?;
-        let a = take(routes, self.inter)?;
+        let a = take(routes, wide::line(self.inter))?;
         // Two bytes a number; FC1 reads fewer rows than there are routes.
-        let narrow = take(routes.checked_mul(hidden.max(self.inter))?.div_ceil(2), 1)?;
+        let narrow = take(routes.checked_mul(wide::line(hidden.max(self.inter)))?.div_ceil(2), 1)?;
         let counts = take(self.experts, 1)?;
         let ends = take(self.experts, 1)?;
         let order = take(routes, 1)?;
@@ -261,9 +273,26 @@ impl ExpertsKernel {
         all.all(|p| products::way(&p.bank) == Some(first)).then_some(first)
     }
 
+    /// Whether `tokens` tokens are few enough that routes are read one by one: most of them go to experts of their own.
+    fn streams(&self, tokens: usize) -> bool {
+        self.fc3.is_none()
+            && 2 * tokens * self.k <= self.experts.max(2 * self.k)
+            && stream::takes_experts(&self.fc1.bank, &self.fc2.bank, self.k)
+    }
+
+    /// Products of few tokens on the tensor cores, in two launches.
+    fn stream(&self, io: &Io<'_>, cx: &Context<'_>, (tokens, at): (usize, Layout)) -> Result<(), CudaError> {
+        let routes = stream::Routes { experts: io.input(1)?, mix: io.input(2)?, tokens, k: self.k };
+        let a = cx.scratch.at(at.a, 2 * tokens * self.k * self.inter)?;
+        let fc1 = stream::Job { bank: &self.fc1.bank, bias: self.fc1.bias.as_ref(), x: io.input(0)?, y: a };
+        let fc2 = stream::Job { bank: &self.fc2.bank, bias: self.fc2.bias.as_ref(), x: a, y: io.output(0)? };
+        self.fc1.stream()?.activated(cx, &fc1, routes, self.act, &self.fc2.bank)?;
+        self.fc2.stream()?.sum(cx, &fc2, routes)
+    }
+
     /// Products expert by expert on the tensor cores.
-    fn grouped(
-        &self,
+    fn grouped<'a>(
+        &'a self,
         io: &Io<'_>,
         cx: &Context<'_>,
         (tokens, at): (usize, Layout),
@@ -277,25 +306,33 @@ impl ExpertsKernel {
         let h1 = place(at.h1, routes * self.fc1.bank.rows().max(hidden))?;
         let h3 = place(at.h3, if self.fc3.is_some() { routes * self.inter } else { 0 })?;
         let a = place(at.a, routes * self.inter)?;
-        let narrow = place(at.narrow, (routes * hidden.max(self.inter)).div_ceil(2))?;
-        let product = |p: &Projection, x: Addr, y: Addr, act: Option<params::Activation>| {
-            let functions = ready(p.functions.as_ref())?;
+        let narrow = place(at.narrow, (routes * wide::line(hidden.max(self.inter))).div_ceil(2))?;
+        let job = |p: &'a Projection, x: Addr, y: Addr, act: Option<params::Activation>| {
             // FC2 reads what FC1 left in the experts' order.
             let (x_rows, x_div) = if x == a { (routes, 0) } else { (tokens, self.k) };
             let (bank, bias) = (&p.bank, p.bias.as_ref());
-            let job = Product { bank, bias, x, x_rows, x_div, y, narrow, act };
-            products::launch(cx, ready(functions.kernels.as_ref())?, &groups, &job)
+            Product { bank, bias, x, x_rows, x_div, y, narrow, act }
         };
-        if groups.rows == FEW && self.fc3.is_none() {
-            product(&self.fc1, x, a, Some(self.act))?;
+        let product = |p: &'a Projection, x: Addr, y: Addr, act: Option<params::Activation>| {
+            products::launch(cx, p.kernels()?, &groups, &job(p, x, y, act))
+        };
+        let wide = (self.fc1.kernels()?.wide(), self.fc2.kernels()?.wide());
+        if let (Some(wide1), Some(wide2), None, true) = (wide.0, wide.1, &self.fc3, groups.rows > FEW) {
+            let next = (wide2, &self.fc2.bank);
+            wide1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act, next)?;
+            wide2.launch(cx, &groups, &job(&self.fc2, a, h1, None))?;
         } else {
-            product(&self.fc1, x, h1, None)?;
-            if let Some(fc3) = &self.fc3 {
-                product(fc3, x, h3, None)?;
+            if groups.rows == FEW && self.fc3.is_none() {
+                product(&self.fc1, x, a, Some(self.act))?;
+            } else {
+                product(&self.fc1, x, h1, None)?;
+                if let Some(fc3) = &self.fc3 {
+                    product(fc3, x, h3, None)?;
+                }
+                self.activate(cx, routes, (h1, h3, a))?;
             }
-            self.activate(cx, routes, (h1, h3, a))?;
+            product(&self.fc2, a, h1, None)?;
         }
-        product(&self.fc2, a, h1, None)?;
         let params = params::Combine {
             rows: h1,
             mix: io.input(2)?,
@@ -389,6 +426,7 @@ impl Kernel for ExpertsKernel {
         let layout = tokens.checked_mul(self.k).and_then(|r| self.layout(r));
         let layout = ready(layout.as_ref())?;
         match self.way().filter(|_| self.operand.is_some()) {
+            Some(Way::Codes) if self.streams(tokens) => self.stream(io, cx, (tokens, *layout)),
             Some(way) => self.grouped(io, cx, (tokens, *layout), way),
             None => self.exact(io, cx, (tokens, *layout)),
         }

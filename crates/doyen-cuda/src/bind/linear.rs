@@ -3,7 +3,7 @@
 use super::{
     Binder, Context, Kernel, cols,
     products::{self, FEW, Groups, Kernels, Product, Way},
-    ready, rows_at,
+    ready, rows_at, stream, wide,
 };
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
@@ -49,7 +49,7 @@ impl Linear {
     /// Bytes of `m` rows of narrowed activations.
     fn narrow(&self, m: usize) -> usize {
         if self.operand.is_some() && products::way(&self.bank) == Some(Way::Codes) {
-            m.saturating_mul(2 * self.bank.cols())
+            m.saturating_mul(2 * wide::line(self.bank.cols()))
         } else {
             0
         }
@@ -115,6 +115,10 @@ impl Kernel for Linear {
         let m = io.input_numel(0) / self.bank.cols().max(1);
         let (x, y) = (io.input(0)?, io.output(0)?);
         let Some(rows) = self.tile(m) else { return self.exact(cx, (x, y, m)) };
+        let kernels = ready(self.kernels.as_ref())?;
+        if let Some(stream) = kernels.stream().filter(|_| stream::takes(&self.bank, m)) {
+            return stream.product(cx, &stream::Job { bank: &self.bank, bias: self.bias.as_ref(), x, y }, m);
+        }
         let narrow = if m > 1 { cx.scratch.at(0, self.narrow(m))? } else { Addr::NONE };
         let job = Product {
             bank: &self.bank,
@@ -126,7 +130,7 @@ impl Kernel for Linear {
             narrow,
             act: None,
         };
-        products::launch(cx, ready(self.kernels.as_ref())?, &Groups::none(m, rows), &job)
+        products::launch(cx, kernels, &Groups::none(m, rows), &job)
     }
 }
 

@@ -12,8 +12,10 @@ mod norm;
 mod products;
 mod reference;
 mod rows;
+mod stream;
 #[cfg(test)]
 mod tests;
+mod wide;
 
 pub(crate) use attention::{splits, tile_queries};
 

@@ -1,7 +1,7 @@
 //! How a bank of weights is multiplied on the tensor cores: which kernels it takes, and their launches. Shared by products of
 //! a node and by experts.
 
-use super::Context;
+use super::{Context, stream::Stream, wide::Wide};
 use crate::{
     driver::{Addr, Function, Gpu, Grid},
     error::CudaError,
@@ -9,6 +9,7 @@ use crate::{
     params,
     weights::{Bank, Floats, optional},
 };
+use doyen_tensor::format::Bits;
 
 /// Rows of activations of a tile of the kernels for few rows: `TOKENS` of few.cu.
 pub(super) const FEW: usize = 8;
@@ -50,9 +51,31 @@ pub(super) struct CodeKernels {
     few: Function,
     few_activated: Function,
     narrow: Function,
-    /// Tiles of 64 and of 128 rows.
-    tiles: [Function; 2],
-    grouped: [Function; 2],
+    tiles: Tiles,
+    stream: Option<Stream>,
+}
+
+/// Kernels of many rows, in tiles of 64 and of 128.
+enum Tiles {
+    /// tile.cu.
+    Mma {
+        tiles: [Function; 2],
+        grouped: [Function; 2],
+    },
+    Wide(Wide),
+}
+
+impl Tiles {
+    fn load(gpu: &Gpu, bits: Bits, operand: Operand) -> Result<Self, CudaError> {
+        if let Some(wide) = Wide::load(gpu, bits, operand)? {
+            return Ok(Self::Wide(wide));
+        }
+        let of = |entry, rows| gpu.function(Module::Tile(bits, operand), entry, tile_shared(rows));
+        Ok(Self::Mma {
+            tiles: [of("tile_64", 64)?, of("tile_128", 128)?],
+            grouped: [of("grouped_64", 64)?, of("grouped_128", 128)?],
+        })
+    }
 }
 
 /// Dynamic shared memory of tile.cu: three stages of activations, two of weights, of 64 columns of 2 bytes.
@@ -66,14 +89,13 @@ impl Kernels {
     pub(super) fn load(gpu: &Gpu, bank: &Bank, operand: Operand) -> Result<Option<Self>, CudaError> {
         Ok(match (way(bank), bank.few()) {
             (Some(Way::Codes), Some(bits)) => {
-                let (few, tile) = (Module::Few(bits, operand), Module::Tile(bits, operand));
-                let of_tile = |entry, rows| gpu.function(tile, entry, tile_shared(rows));
+                let few = Module::Few(bits, operand);
                 Some(Self::Codes(Box::new(CodeKernels {
                     few: gpu.function(few, "few", 0)?,
                     few_activated: gpu.function(few, "few_activated", 0)?,
                     narrow: gpu.function(few, "narrow", 0)?,
-                    tiles: [of_tile("tile_64", 64)?, of_tile("tile_128", 128)?],
-                    grouped: [of_tile("grouped_64", 64)?, of_tile("grouped_128", 128)?],
+                    tiles: Tiles::load(gpu, bits, operand)?,
+                    stream: Stream::load(gpu, bank, operand)?,
                 })))
             }
             (Some(Way::Floats), _) => {
@@ -85,6 +107,27 @@ impl Kernels {
             }
             _ => None,
         })
+    }
+}
+
+impl Kernels {
+    /// The kernels of decode, where the bank has them.
+    pub(super) fn stream(&self) -> Option<&Stream> {
+        match self {
+            Self::Codes(k) => k.stream.as_ref(),
+            Self::Floats { .. } => None,
+        }
+    }
+
+    /// The kernels of many rows on Hopper.
+    pub(super) fn wide(&self) -> Option<&Wide> {
+        match self {
+            Self::Codes(k) => match &k.tiles {
+                Tiles::Wide(wide) => Some(wide),
+                Tiles::Mma { .. } => None,
+            },
+            Self::Floats { .. } => None,
+        }
     }
 }
 
@@ -239,9 +282,13 @@ fn narrow(cx: &Context<'_>, k: &CodeKernels, job: &Product<'_>, block_shift: u32
 
 fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
     let cols = job.bank.cols();
+    let (tiles, grouped) = match &k.tiles {
+        Tiles::Wide(wide) => return wide.product(cx, g, job),
+        Tiles::Mma { tiles, grouped } => (tiles, grouped),
+    };
     // The order of blocks of 64 and more, which a tile takes for all.
     narrow(cx, k, job, 31)?;
-    let [small, large] = if g.is_grouped() { &k.grouped } else { &k.tiles };
+    let [small, large] = if g.is_grouped() { grouped } else { tiles };
     let (bias, bias_float) = optional(job.bias);
     let params = params::Gemm {
         w: job.bank.params()?,

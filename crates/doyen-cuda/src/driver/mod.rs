@@ -14,15 +14,14 @@ use crate::{
     module::{Arch, Module},
 };
 use cudarc::{
-    driver::{
-        CudaContext, CudaFunction, CudaModule, CudaStream, DeviceRepr, DriverError, LaunchConfig,
-        PushKernelArg, result, sys,
-    },
+    driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result, sys},
     nvrtc::Ptx,
 };
 use std::{
     collections::HashMap,
+    ffi::c_void,
     path::PathBuf,
+    ptr,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -35,6 +34,7 @@ pub(crate) struct Gpu {
     driver: i32,
     /// Dynamic shared memory that a block may have at most.
     shared: usize,
+    multiprocessors: usize,
     cache: Option<Cache>,
     modules: Mutex<HashMap<Module, Arc<CudaModule>>>,
 }
@@ -46,14 +46,6 @@ pub(crate) struct Gpu {
 /// with the extents that the kernel derives from the other fields inside their buffers.
 pub(crate) unsafe trait Params: Copy {}
 
-/// Makes a parameter structure something that can be passed.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-struct Passed<P>(P);
-
-// SAFETY: `Params` promises the layout of the kernel's own structure.
-unsafe impl<P: Params> DeviceRepr for Passed<P> {}
-
 /// Blocks and threads of a launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
@@ -61,11 +53,13 @@ pub(crate) struct Grid {
     pub(crate) threads: [u32; 2],
     /// Dynamic shared memory of a block.
     pub(crate) shared: usize,
+    /// Whether it may start before the launch ahead of it ended: the kernel waits for that by itself, in every block.
+    pub(crate) early: bool,
 }
 
 impl Grid {
     pub(crate) const fn new(blocks: [usize; 3], threads: u32) -> Self {
-        Self { blocks, threads: [threads, 1], shared: 0 }
+        Self { blocks, threads: [threads, 1], shared: 0, early: false }
     }
 
     /// Enough blocks of 256 threads to keep any card busy, for kernels that stride over `n` elements.
@@ -75,6 +69,11 @@ impl Grid {
 
     pub(crate) const fn shared(self, bytes: usize) -> Self {
         Self { shared: bytes, ..self }
+    }
+
+    /// For kernels that call `await_earlier`.
+    pub(crate) const fn early(self) -> Self {
+        Self { early: true, ..self }
     }
 }
 
@@ -119,6 +118,9 @@ impl Gpu {
         }
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared = context.attribute(attribute).map_err(failed("cannot ask for shared memory"))?;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors =
+            context.attribute(attribute).map_err(failed("cannot ask for multiprocessors"))?;
         let mut driver = 0;
         // SAFETY: an integer to write to.
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }
@@ -132,6 +134,7 @@ impl Gpu {
             arch: Arch { major, minor },
             driver,
             shared: usize::try_from(shared).unwrap_or(0),
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
             cache: cache.map(Cache::new),
             modules: Mutex::new(HashMap::new()),
         })
@@ -152,6 +155,16 @@ impl Gpu {
     /// Dynamic shared memory that a block may have at most.
     pub(crate) const fn shared(&self) -> usize {
         self.shared
+    }
+
+    /// What kernels are compiled for.
+    pub(crate) const fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Multiprocessors of the card.
+    pub(crate) const fn multiprocessors(&self) -> usize {
+        self.multiprocessors
     }
 
     /// Bytes free on the card.
@@ -220,17 +233,37 @@ impl Gpu {
             let reason = format!("{x} x {y} x {z} blocks are more than a launch takes");
             return Err(CudaError::Driver { what: "cannot launch a kernel".into(), reason });
         }
-        let config = LaunchConfig {
-            grid_dim: (x as u32, y as u32, z as u32),
-            block_dim: (grid.threads[0], grid.threads[1], 1),
-            shared_mem_bytes: grid.shared as u32,
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let passed = Passed(params);
-        let mut builder = self.stream.launch_builder(&f.0);
-        builder.arg(&passed);
-        // SAFETY: `Params` promises the layout of the kernel's parameter and extents inside their buffers; buffers are freed
-        // in the order of this stream, after what was launched before.
-        unsafe { builder.launch(config) }.map_err(failed("cannot launch a kernel"))?;
-        Ok(())
+        let config = sys::CUlaunchConfig {
+            gridDimX: x as u32,
+            gridDimY: y as u32,
+            gridDimZ: z as u32,
+            blockDimX: grid.threads[0],
+            blockDimY: grid.threads[1],
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut early,
+            numAttrs: u32::from(grid.early && self.arch.major >= 9),
+        };
+        let mut params = params;
+        let mut arguments = [(&raw mut params).cast::<c_void>()];
+        self.context.bind_to_thread().map_err(failed("cannot use the card"))?;
+        // SAFETY: the driver reads the configuration and copies the one parameter during the call. `Params` promises the
+        // layout of the kernel's parameter and extents inside their buffers; buffers are freed in the order of this stream,
+        // after what was launched before.
+        let status = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                f.0.cu_function(),
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        status.result().map_err(failed("cannot launch a kernel"))
     }
 }

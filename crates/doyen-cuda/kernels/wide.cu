@@ -1,0 +1,361 @@
+// Products of many rows of activations with packed codes on Hopper's warpgroup instructions: y[m, rows] = x[m, cols] W^T + bias.
+// Compiled once per BITS (2, 4, 8) and OPERAND, for sm_90a alone; tile.cu does the same elsewhere.
+//
+// Weights are the left operand, from registers: a lane of a warpgroup takes 16 codes of each of its two rows in every step of 64
+// columns, unpacks and scales them and never stores them. Activations, narrowed and in the order of the codes (`narrow_wide`),
+// are the right operand, in shared memory, brought by cp.async some steps ahead. float16 weights are kept 2^6 times too
+// large, as in tile.cu.
+//
+// The grouped entries do the same for every expert over the rows routed to it; `activated` ends FC1 with the activation and
+// leaves rows in the order in which FC2 reads them.
+
+#include "doyen.cuh"
+
+#define ROWS 128     // weight rows of a block
+#define BK 64        // columns of a step
+#define THREADS 256  // two warpgroups
+#define STAGES 4     // of activations
+
+// Mirrors `WideParams`.
+struct WideParams {
+    Weights w;
+    const u16* x;        // narrowed by `narrow_wide`
+    void* y;
+    const void* bias;    // [experts, rows]
+    const int* order;    // routes, those of an expert next to each other; null: row i is row i
+    const int2* tiles;   // expert and first place in `order` of each tile
+    const int* ends;     // end of each expert's places in `order`
+    const int* tile_count;
+    u64 x_stride;
+    u64 y_stride;
+    u32 bias_float;
+    u32 m;
+    u32 x_div;           // routes that share a row of x; 0: x is in the experts' order
+    u32 y_by_route;      // rows of y are routes; otherwise places in `order`
+    u32 y_span;          // of wide_activated: codes of a word of who reads y
+    Activation act;
+};
+
+#define UNIT16 Unit<BITS, RUN, OPERAND>
+
+// A step's columns in shared memory: four k16 steps, whose right operand has lane t's columns at 2 t, 2 t + 1, 2 t + 8 and
+// 2 t + 9: pairs 2 i and 2 i + 1 of its 16 codes in step i.
+
+// ---- warpgroup instructions -------------------------------------------------------------------------------------
+
+#define PLACES_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_64(c) \
+    "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
+    "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+    "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
+    "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+#define PLACES_128 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_128(c) \
+    "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
+    "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+    "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
+    "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), \
+    "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), \
+    "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), \
+    "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), \
+    "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+
+// c[64, N] += a[64, 16] b[16, N]: `a` as of mma.m16n8k16, 16 rows a warp; `b` in shared memory.
+template <int N>
+__device__ __forceinline__ void wgmma(float (&c)[N / 2], const u32 (&a)[4], u64 b);
+
+#define WGMMA(N, A, B, TYPE)                                                                             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PLACES_##N         \
+                 "}, {" A "}, " B ", 1, 1, 1, 0;"                                                        \
+                 : SUMS_##N(c)                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+template <>
+__device__ __forceinline__ void wgmma<64>(float (&c)[32], const u32 (&a)[4], u64 b) {
+    if constexpr (OPERAND::EIGHT)
+        WGMMA(64, "%32, %33, %34, %35", "%36", "f16");
+    else
+        WGMMA(64, "%32, %33, %34, %35", "%36", "bf16");
+}
+
+template <>
+__device__ __forceinline__ void wgmma<128>(float (&c)[64], const u32 (&a)[4], u64 b) {
+    if constexpr (OPERAND::EIGHT)
+        WGMMA(128, "%64, %65, %66, %67", "%68", "f16");
+    else
+        WGMMA(128, "%64, %65, %66, %67", "%68", "bf16");
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Lines of 64 elements of 2 bytes, rows of 8 swizzled over 128 bytes: 1024 bytes from one group of 8 rows to the next.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// ---- the product ------------------------------------------------------------------------------------------------
+
+// What a lane keeps of a step of its two rows.
+struct Step {
+    UNIT16 codes[2];
+    u32 scales[2];  // as they are stored
+    u32 zeros[2];
+};
+
+// Which weight rows a lane has, and which rows of activations its block.
+struct Place {
+    u64 expert;
+    u32 first;
+    u32 end;
+    u32 row[2];
+};
+
+template <int N>
+__device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p, const Place& at) {
+    constexpr int PIECES = N * (BK / 8) / THREADS;     // 16-byte pieces of x that a thread brings a step
+    constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;  // float16 keeps weights larger
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 xs = shared_address(memory);
+    const Weights& w = p.w;
+    const u32 tid = threadIdx.x, t = tid % 4;
+    const u32 steps = (w.cols + BK - 1) / BK;
+
+    const u16* x_rows[PIECES];
+    bool x_live[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        u32 r = at.first + tid / 8 + i * (THREADS / 8);
+        x_live[i] = r < at.end;
+        u64 row = x_live[i] ? r : at.first;
+        if (p.x_div) row = (p.order ? (u32)p.order[row] : (u32)row) / p.x_div;
+        x_rows[i] = p.x + row * p.x_stride + tid % 8 * 8;
+    }
+    auto bring = [&](u32 step, u32 stage) {
+        if (step < steps)
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                const u32 r = tid / 8 + i * (THREADS / 8);
+                bring16(xs + stage * (N * BK * 2) + at16(r, tid % 8), x_rows[i] + step * BK, x_live[i]);
+            }
+        cp_async_commit();
+    };
+
+    const u8* codes[2];
+    u64 scales[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        codes[r] = w.codes + at.expert * w.codes_stride + (u64)at.row[r] * w.row_bytes + t * (2 * BITS);
+        scales[r] = at.expert * w.scales_stride + (u64)at.row[r] * w.blocks;
+    }
+    const bool default_zero = w.zero_kind == ZERO_DEFAULT;
+    auto load = [&](Step& s, u32 step) {
+        const u32 column = step * BK + t * RUN;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            s.codes[r].zero();
+            s.scales[r] = 0, s.zeros[r] = 1u << (BITS - 1);
+            if (column >= w.cols) continue;
+            s.codes[r].load(codes[r] + (u64)step * (8 * BITS));
+            const u64 scale = scales[r] + (column >> w.block_shift);
+            s.scales[r] = w.scale_float == F32 ? ((const u32*)w.scales)[scale] : ((const u16*)w.scales)[scale];
+            if (!default_zero) s.zeros[r] = (u32)weight_zero<BITS>(w, at.expert, at.row[r], column);
+        }
+    };
+    // Left operands of the four k16 steps.
+    auto unpack = [&](u32 (&a)[4][4], const Step& s) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            u32 pairs[RUN / 2];
+            s.codes[r].pairs(pairs, s.zeros[r]);
+            const u32 stored = s.scales[r];
+            const float scale = UP * (w.scale_float == F16 ? f16_to_f32((u16)stored)
+                                                           : __uint_as_float(w.scale_float == F32 ? stored : stored << 16));
+            const u32 both = OPERAND::pack(scale, scale);
+#pragma unroll
+            for (int i = 0; i < RUN / 2; i++) {
+                u32 v = fma2(pairs[i], both, 0x80008000u, OPERAND());
+                // Computed here: inputs that are defined among warpgroup instructions make those wait for each other.
+                asm volatile("" : "+r"(v)::"memory");
+                a[i / 2][i % 2 * 2 + r] = v;
+            }
+        }
+    };
+
+    u32 a[4][4];
+    Step ahead[2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) c[i] = 0.f;
+    load(ahead[0], 0);
+    load(ahead[1], 1);
+#pragma unroll
+    for (u32 i = 0; i < STAGES - 1; i++) bring(i, i);
+    u32 stage = 0;  // of the step
+    for (u32 step0 = 0; step0 < steps; step0 += 2)
+#pragma unroll
+        for (int set = 0; set < 2; set++) {
+            const u32 step = step0 + set;
+            if (step >= steps) break;
+            // The step before is done with its left operands and with its stage. Left operands that are defined while
+            // others are in use make warpgroup instructions wait for each other; the second block of a multiprocessor
+            // multiplies in the meantime.
+            wgmma_wait<0>();
+            unpack(a, ahead[set]);
+            load(ahead[set], step + 2);
+            cp_async_wait<STAGES - 2>();
+            fence_async();
+            __syncthreads();
+            bring(step + STAGES - 1, stage ? stage - 1 : STAGES - 1);
+            wgmma_fence();
+            const u64 b = descriptor(xs + stage * (N * BK * 2));
+#pragma unroll
+            for (int i = 0; i < BK / 16; i++) wgmma<N>(c, a[i], b + i * (32 >> 4));
+            wgmma_commit();
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) c[i] *= 1.f / UP;
+}
+
+// The rows of activations of a block: a tile of an expert, or of all rows. False where there is none.
+template <int N>
+__device__ __forceinline__ bool place(const WideParams& p, Place& at) {
+    if (!p.tiles) {
+        at.expert = 0, at.first = blockIdx.y * N, at.end = min(p.m, at.first + N);
+        return true;
+    }
+    if ((int)blockIdx.y >= *p.tile_count) return false;
+    const int2 tile = p.tiles[blockIdx.y];
+    at.expert = tile.x, at.first = tile.y, at.end = min((u32)p.ends[tile.x], (u32)tile.y + N);
+    return true;
+}
+
+template <int N>
+__device__ __forceinline__ void product(const WideParams& p) {
+    Place at;
+    if (!place<N>(p, at)) return;
+    const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    u32 n[2];
+    n[0] = blockIdx.x * ROWS + threadIdx.x / 32 * 16 + g, n[1] = n[0] + 8;
+#pragma unroll
+    for (int h = 0; h < 2; h++) at.row[h] = n[h] < p.w.rows ? n[h] : 0;
+    float c[N / 2];
+    multiply<N>(c, p, at);
+    float bias[2] = {0.f, 0.f};
+    if (p.bias)
+#pragma unroll
+        for (int h = 0; h < 2; h++) bias[h] = load_float(p.bias, at.expert * p.w.rows + at.row[h], p.bias_float);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const u32 r = at.first + j * 8 + 2 * t + e;
+            if (r >= at.end) continue;
+            const u64 to = p.order && p.y_by_route ? (u64)p.order[r] : (u64)r;
+            float* y = (float*)p.y + to * p.y_stride;
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (n[h] < p.w.rows) y[n[h]] = c[4 * j + 2 * h + e] + bias[h];
+        }
+}
+
+// Place of column `i` in a row that `wide_column` orders, for codes of `span` a word.
+__device__ __forceinline__ u32 wide_place(u32 i, u32 span) {
+    const u32 half = span / 2, t = i % BK / RUN, c = i % RUN;
+    const u32 pair = c / span * half + c % half;
+    return i / BK * BK + pair / 2 * 16 + pair % 2 * 8 + 2 * t + c % span / half;
+}
+
+template <int N>
+__device__ __forceinline__ void activated(const WideParams& p) {
+    Place at;
+    if (!place<N>(p, at)) return;
+    const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
+    const bool gated = p.act.gate != GATE_NONE;
+    const u32 inter = gated ? p.w.rows / 2 : p.w.rows;
+    u32 value[2], n[2];
+    value[0] = gated ? blockIdx.x * (ROWS / 2) + warp * 8 + g : blockIdx.x * ROWS + warp * 16 + g;
+    value[1] = gated ? value[0] : value[0] + 8;
+    if (p.act.gate == GATE_INTERLEAVED)
+        n[0] = 2 * value[0], n[1] = 2 * value[0] + 1;
+    else if (p.act.gate == GATE_CONCATENATED)
+        n[0] = value[0], n[1] = inter + value[0];
+    else
+        n[0] = value[0], n[1] = value[1];
+#pragma unroll
+    for (int h = 0; h < 2; h++) at.row[h] = value[h] < inter ? n[h] : 0;
+    float c[N / 2];
+    multiply<N>(c, p, at);
+    float bias[2] = {0.f, 0.f};
+    if (p.bias)
+#pragma unroll
+        for (int h = 0; h < 2; h++) bias[h] = load_float(p.bias, at.expert * p.w.rows + at.row[h], p.bias_float);
+    // Columns that fill the last step are zeros.
+    const u32 filled = (inter + BK - 1) / BK * BK;
+    u16* y = (u16*)p.y;
+    const u32 to[2] = {wide_place(value[0], p.y_span), wide_place(value[1], p.y_span)};
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const u32 r = at.first + j * 8 + 2 * t + e;
+            if (r >= at.end) continue;
+            const float h0 = c[4 * j + e] + bias[0], h1 = c[4 * j + 2 + e] + bias[1];
+            u16* row = y + r * p.y_stride;
+            if (value[0] < filled)
+                row[to[0]] = (u16)OPERAND::pack(value[0] < inter ? activate(p.act, h0, h1) : 0.f, 0.f);
+            if (!gated && value[1] < filled)
+                row[to[1]] = (u16)OPERAND::pack(value[1] < inter ? activate(p.act, h1, 0.f) : 0.f, 0.f);
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_64(const __grid_constant__ WideParams p) { product<64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_128(const __grid_constant__ WideParams p) {
+    product<128>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_64(const __grid_constant__ WideParams p) {
+    activated<64>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_128(const __grid_constant__ WideParams p) {
+    activated<128>(p);
+}
+
+// Mirrors `NarrowWideParams`: rows of `cols` float32 numbers to the operand type, in the order of `wide_column`, zeros behind
+// them up to a whole step.
+struct NarrowWideParams {
+    const float* x;
+    u16* y;
+    u64 rows;
+    u32 cols;
+};
+
+// A thread 8 places.
+extern "C" __global__ void __launch_bounds__(256) narrow_wide(const __grid_constant__ NarrowWideParams p) {
+    const u32 pieces = (p.cols + BK - 1) / BK * (BK / 8);
+    for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.rows * pieces; at += gridDim.x * 256ull) {
+        const u64 row = at / pieces;
+        const u32 piece = at % pieces, step = piece / 8;
+        const float* x = p.x + row * p.cols;
+        u32 out[4];
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            const int pair = piece % 8;
+            const u32 base = step * BK + t * RUN;
+            float v[2] = {0.f, 0.f};
+            if (base < p.cols) v[0] = x[base + UNIT16::first(pair)], v[1] = x[base + UNIT16::second(pair)];
+            out[t] = OPERAND::pack(v[0], v[1]);
+        }
+        ((uint4*)p.y)[at] = make_uint4(out[0], out[1], out[2], out[3]);
+    }
+}

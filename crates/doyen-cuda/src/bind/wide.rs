@@ -1,0 +1,138 @@
+//! Products of many rows of activations with packed codes on Hopper: launches of `wide.cu`.
+
+use super::{
+    Context,
+    products::{Groups, Product},
+    stream,
+};
+use crate::{
+    driver::{Function, Gpu, Grid},
+    error::CudaError,
+    module::{Module, Operand},
+    params,
+    weights::{Bank, optional},
+};
+use doyen_tensor::format::Bits;
+
+/// Weight rows of a block.
+const ROWS: usize = 128;
+/// Columns of a step.
+const STEP: usize = 64;
+/// Steps of activations in shared memory.
+const STAGES: usize = 4;
+
+/// Numbers of a row of narrowed activations: whole steps.
+pub(super) const fn line(cols: usize) -> usize {
+    cols.next_multiple_of(STEP)
+}
+
+/// The kernels of a bank, for tiles of 64 and of 128 rows of activations.
+pub(super) struct Wide {
+    bits: Bits,
+    products: [Function; 2],
+    activated: [Function; 2],
+    narrow: Function,
+}
+
+impl Wide {
+    /// # Errors
+    /// When they cannot be compiled.
+    pub(super) fn load(gpu: &Gpu, bits: Bits, operand: Operand) -> Result<Option<Self>, CudaError> {
+        let module = Module::Wide(bits, operand);
+        if !module.is_for(gpu.arch()) {
+            return Ok(None);
+        }
+        let of = |entry, rows| gpu.function(module, entry, STAGES * rows * STEP * 2);
+        Ok(Some(Self {
+            bits,
+            products: [of("wide_64", 64)?, of("wide_128", 128)?],
+            activated: [of("wide_activated_64", 64)?, of("wide_activated_128", 128)?],
+            narrow: gpu.function(module, "narrow_wide", 0)?,
+        }))
+    }
+
+    /// A product; activations are narrowed first.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub(super) fn product(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
+        self.narrow(cx, job)?;
+        self.launch(cx, g, &Product { x: job.narrow, ..*job })
+    }
+
+    /// A product of activations that are narrowed already.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub(super) fn launch(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
+        let rows = job.bank.rows();
+        let params = params::Wide { y_stride: rows as u64, ..params(g, job)? };
+        self.run(cx, &self.products, g, rows.div_ceil(ROWS), params)
+    }
+
+    /// FC1 and the activation; what `next` will read, in its order.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    pub(super) fn activated(
+        &self,
+        cx: &Context<'_>,
+        g: &Groups,
+        job: &Product<'_>,
+        act: params::Activation,
+        next: (&Self, &Bank),
+    ) -> Result<(), CudaError> {
+        self.narrow(cx, job)?;
+        let stride = line(next.1.cols());
+        let per_block = if act.gate == 0 { ROWS } else { ROWS / 2 };
+        let params = params::Wide {
+            x: job.narrow,
+            y_stride: stride as u64,
+            y_span: stream::span(next.0.bits),
+            act,
+            ..params(g, job)?
+        };
+        self.run(cx, &self.activated, g, stride.div_ceil(per_block), params)
+    }
+
+    fn narrow(&self, cx: &Context<'_>, job: &Product<'_>) -> Result<(), CudaError> {
+        let (rows, cols) = (job.x_rows, job.bank.cols());
+        let params = params::NarrowWide { x: job.x, y: job.narrow, rows: rows as u64, cols: cols as u32 };
+        cx.gpu.launch(&self.narrow, Grid::over(rows * line(cols) / 8), params)
+    }
+
+    fn run(
+        &self,
+        cx: &Context<'_>,
+        functions: &[Function; 2],
+        g: &Groups,
+        blocks: usize,
+        params: params::Wide,
+    ) -> Result<(), CudaError> {
+        let [small, large] = functions;
+        let grid = Grid::new([blocks, g.tiles, 1], 256).shared(STAGES * g.rows * STEP * 2);
+        cx.gpu.launch(if g.rows == 64 { small } else { large }, grid, params)
+    }
+}
+
+fn params(g: &Groups, job: &Product<'_>) -> Result<params::Wide, CudaError> {
+    let (bias, bias_float) = optional(job.bias);
+    Ok(params::Wide {
+        w: job.bank.params()?,
+        x: job.x,
+        y: job.y,
+        bias,
+        order: g.order,
+        tiles: g.list,
+        ends: g.ends,
+        tile_count: g.count,
+        x_stride: line(job.bank.cols()) as u64,
+        y_stride: 0,
+        bias_float,
+        m: g.routes as u32,
+        x_div: job.x_div as u32,
+        y_by_route: u32::from(job.x_div == 0),
+        y_span: 0,
+        act: params::Activation::IDENTITY,
+    })
+}
