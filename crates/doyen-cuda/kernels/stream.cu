@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) stream_activated(con
     BY_LAYOUT(activated, WARPS)
 }
 
-extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS, 2) stream_sum(const __grid_constant__ StreamParams p) {
+extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS, 1) stream_sum(const __grid_constant__ StreamParams p) {
     allow_next();
     BY_LAYOUT(summed, SUM_WARPS)
 }

@@ -67,7 +67,7 @@ impl Wide {
     pub(super) fn launch(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
         let rows = job.bank.rows();
         let params = params::Wide { y_stride: rows as u64, ..params(g, job)? };
-        self.run(cx, &self.products, g, rows.div_ceil(ROWS), params)
+        run(cx, &self.products, g, rows.div_ceil(ROWS), params)
     }
 
     /// FC1 and the activation; what `next` will read, in its order.
@@ -92,7 +92,7 @@ impl Wide {
             act,
             ..params(g, job)?
         };
-        self.run(cx, &self.activated, g, stride.div_ceil(per_block), params)
+        run(cx, &self.activated, g, stride.div_ceil(per_block), params)
     }
 
     fn narrow(&self, cx: &Context<'_>, job: &Product<'_>) -> Result<(), CudaError> {
@@ -100,19 +100,18 @@ impl Wide {
         let params = params::NarrowWide { x: job.x, y: job.narrow, rows: rows as u64, cols: cols as u32 };
         cx.gpu.launch(&self.narrow, Grid::over(rows * line(cols) / 8), params)
     }
+}
 
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        functions: &[Function; 2],
-        g: &Groups,
-        blocks: usize,
-        params: params::Wide,
-    ) -> Result<(), CudaError> {
-        let [small, large] = functions;
-        let grid = Grid::new([blocks, g.tiles, 1], 256).shared(STAGES * g.rows * STEP * 2);
-        cx.gpu.launch(if g.rows == 64 { small } else { large }, grid, params)
-    }
+fn run(
+    cx: &Context<'_>,
+    functions: &[Function; 2],
+    g: &Groups,
+    blocks: usize,
+    params: params::Wide,
+) -> Result<(), CudaError> {
+    let [small, large] = functions;
+    let grid = Grid::new([blocks, g.tiles, 1], 256).shared(STAGES * g.rows * STEP * 2);
+    cx.gpu.launch(if g.rows == 64 { small } else { large }, grid, params)
 }
 
 fn params(g: &Groups, job: &Product<'_>) -> Result<params::Wide, CudaError> {
