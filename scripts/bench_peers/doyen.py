@@ -32,8 +32,9 @@ class Variant:
         return 4 if self.scales == "f32" else 2
 
 
-def operator(doyen: Path, group, variant: Variant, threads: int, repetitions: int) -> dict:
-    """One round of the cases of a group: case -> samples (the medians of `repetitions` calls and their share)."""
+def operator(doyen: Path, group, variant: Variant, threads: int, repetitions: int) -> tuple:
+    """One round of the cases of a group: case -> samples (the medians of `repetitions` calls and their share); and the rate of
+    the read loop meanwhile, in bytes per second."""
     case = group[0]
     command = [doyen, "bench", "--op", case.op, "--threads", threads, "--numerics", variant.numerics, "--json"]
     command += ["--repetitions", repetitions, "--tokens", ",".join(str(c.tokens) for c in group)]
@@ -63,4 +64,4 @@ def operator(doyen: Path, group, variant: Variant, threads: int, repetitions: in
         seconds = measured["ms"]["median"] / 1e3
         rate = measured["gb_s"]["median"] * 1e9
         out[case] = Samples([seconds], [rate * seconds], [measured["share_of_read"]["median"]])
-    return out
+    return out, report["read_gb_s"]["median"] * 1e9

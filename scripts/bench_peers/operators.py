@@ -1,11 +1,12 @@
 """Rounds of single operators: ONNX Runtime at both accuracy levels and Doyen's variants, in turn."""
 
 import gc
+import statistics
 from dataclasses import dataclass
 
 from . import doyen, ort_ops
 from .cases import Attention, operator_cases
-from .measure import ReadLoop, Samples, quantiles
+from .measure import Samples, quantiles
 
 VARIANTS = [
     doyen.Variant("fast", "f32"),
@@ -49,9 +50,10 @@ def variants(group):
     return {f"Doyen {v.numerics}, {v.scales} scales": v for v in VARIANTS}
 
 
-def measure_group(group, args, floor) -> list:
-    rows = {}
-    ours = variants(group) if args.doyen else {}
+def measure_group(group, args) -> tuple:
+    """Rows of a group, and the read loop's rates."""
+    rows, reads = {}, []
+    ours = variants(group)
     theirs = peers(group, args.threads)
 
     def row(case, name, scales):
@@ -60,23 +62,29 @@ def measure_group(group, args, floor) -> list:
     for _ in range(args.rounds):
         for name, weights in theirs.items():
             for case in group:
-                row(case, name, "f32").extend(ort_ops.sample(weights, case, floor))
+                row(case, name, "f32").extend(ort_ops.sample(weights, case))
+        round_reads = []
         for name, variant in ours.items():
-            measured = doyen.operator(args.doyen, group, variant, args.threads, args.calls)
+            measured, read = doyen.operator(args.doyen, group, variant, args.threads, args.calls)
+            round_reads.append(read)
             for case, samples in measured.items():
                 row(case, name, variant.scales).extend(samples)
-    return [rows[case, name] for case in group for name in (*theirs, *ours)]
+        for name in theirs:
+            for case in group:
+                rows[case, name].samples.share(statistics.median(round_reads))
+        reads += round_reads
+    return [rows[case, name] for case in group for name in (*theirs, *ours)], reads
 
 
 def measure(args) -> tuple:
     """Rows of all cases, and the quantiles of the read loop in bytes per second."""
-    floor, rows = ReadLoop(args.threads), []
-    reads = [floor.sample() for _ in range(8)]
+    rows, reads = [], []
     for group in operator_cases(args.quick):
         if args.only and args.only not in group[0].name:
             continue
         print(f"{group[0].name} ...", flush=True)
-        rows += measure_group(group, args, floor)
-        reads += [floor.sample() for _ in range(8)]
+        more, rates = measure_group(group, args)
+        rows += more
+        reads += rates
         gc.collect()
     return rows, quantiles(reads)

@@ -181,15 +181,13 @@ class Caches:
         return time.perf_counter() - start, case.copy_bytes()
 
 
-def sample(weights, case, floor, seconds: float = 0.2, calls: int = 3) -> Samples:
-    """Calls for about `seconds`, `calls` at least, each between two passes of the floor. The first does not count."""
+def sample(weights, case, seconds: float = 0.2, calls: int = 3) -> Samples:
+    """Calls for about `seconds`, `calls` at least, one right after the other, so that its workers stay awake. The first does
+    not count."""
     samples, spent = Samples(), 0.0
     weights.call(case)
     while spent < seconds or len(samples.seconds) < calls:
-        before = floor.sample()
         time_, moved = weights.call(case)
-        # Its workers spin for a moment before they sleep.
-        time.sleep(0.005)
-        samples.add(time_, moved, (before + floor.sample()) / 2)
+        samples.add(time_, moved)
         spent += time_
     return samples

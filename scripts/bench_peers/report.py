@@ -66,7 +66,7 @@ def operators(rows, read) -> str:
         "GFLOP/s",
         "speed / best ORT",
     ]
-    floor = f"Read loop: {spread(read, 1e-9)} GB/s. Shares are of the loop's rate beside each call.\n\n"
+    floor = f"Read loop: {spread(read, 1e-9)} GB/s. Shares are of its rate in the same round.\n\n"
     return floor + aligned(header, lines)
 
 
