@@ -2,14 +2,14 @@
 
 use crate::{
     ConvertError,
-    blocks::Builder,
-    config::{ModelConfig, RopeScaling},
+    blocks::{Builder, Format, linear::scope},
+    config::{Ffn, Mixer, ModelConfig},
     options::{Block, LayerFormats, Options, WIDEST_BLOCK},
-    report::Report,
+    report::{Part, Report},
     source::Checkpoint,
     store::Store,
 };
-use doyen_graph::ir::{Dim, Fact, Graph};
+use doyen_graph::ir::{Dim, Fact, Graph, ValueId};
 use doyen_tensor::{ByteCount, DType};
 
 /// Operator sets of the graph: the oldest that have every operator used.
@@ -33,7 +33,8 @@ pub(crate) fn assemble(
     let layers = options.resolve(config.layers.len())?;
     let mut b = Builder {
         graph: Graph::new("decoder", OPSETS),
-        store: Store::reporting(checkpoint.is_renamed()),
+        rotaries: Vec::new(),
+        store: Store::reporting(checkpoint.is_quantized()),
         checkpoint,
         config,
         dtype: options.dtype,
@@ -42,29 +43,34 @@ pub(crate) fn assemble(
     tell_limits(&mut b, &layers);
     let tokens = [Dim::from("batch_size"), Dim::from("sequence_length")];
     let input_ids = b.graph.add_input("input_ids", Fact::new(DType::I64, tokens));
-    let shared = b.attention_inputs()?;
+    let shared = b.attention_inputs(input_ids)?;
+    b.place_rotaries();
     let embedding = b.embedding(input_ids, options.embed, &base)?;
-    let mut residual = embedding.hidden;
-    let mut x = b.norm("model.layers.0.input_layernorm", residual, config.hidden)?;
+    let mut stream = Stream { residual: embedding.hidden, pending: None };
     for (i, (layer, formats)) in config.layers.iter().zip(&layers).enumerate() {
-        let attended = b.attention(i, x, shared, formats)?;
-        (x, residual) =
-            b.add_norm(&format!("model.layers.{i}.post_attention_layernorm"), residual, attended)?;
-        let out = match config.moe.filter(|_| layer.moe) {
-            Some(moe) => b.moe(i, moe, x, formats)?,
-            None => b.mlp(i, x, formats)?,
+        let at = format!("model.layers.{i}");
+        let x = stream.next(&mut b, layer.norms.before_mixer.map(|n| format!("{at}.{n}")))?;
+        let mixed = match &layer.mixer {
+            Mixer::Attention(a) => b.attention(i, a, x, shared, formats)?,
         };
-        if i + 1 < config.layers.len() {
-            (x, residual) = b.add_norm(&format!("model.layers.{}.input_layernorm", i + 1), residual, out)?;
-        } else {
-            x = b.final_norm("model.norm", residual, out)?;
-        }
+        stream.add(&mut b, &at, layer.norms.after_mixer, "mixer", mixed)?;
+        let x = stream.next(&mut b, layer.norms.before_ffn.map(|n| format!("{at}.{n}")))?;
+        let out = match &layer.ffn {
+            Ffn::Moe(moe) => b.moe(&at, moe, x, formats)?,
+            Ffn::Dense(mlp) => {
+                let (width, asked) = (formats.mlp, formats.asked.mlp);
+                b.mlp(&at, *mlp, x, Format { width, asked, layer: formats, part: Part::Mlp })?
+            }
+        };
+        stream.add(&mut b, &at, layer.norms.after_ffn, "ffn", out)?;
     }
+    let x = stream.last(&mut b, "model.norm")?;
     b.head(x, &embedding, options.lm_head, &base)?;
 
     let Builder { graph, store, checkpoint, mut notices, .. } = b;
     check_shapes(graph.clone(), &store)?;
     leftovers(config, checkpoint, &mut notices)?;
+    notices.extend_from_slice(&config.notices);
     let report = Report {
         architecture: config.architecture.clone(),
         parts: store.parts.clone(),
@@ -75,6 +81,59 @@ pub(crate) fn assemble(
     Ok(Plan { graph, store, report })
 }
 
+/// The residual stream, with what is to be added at the next norm.
+struct Stream {
+    residual: ValueId,
+    pending: Option<ValueId>,
+}
+
+impl Stream {
+    /// The input of the next half of a layer: the stream, normed where `norm` names a module.
+    fn next(&mut self, b: &mut Builder<'_>, norm: Option<String>) -> Result<ValueId, ConvertError> {
+        match (norm, self.pending.take()) {
+            (Some(norm), Some(x)) => {
+                let (normed, sum) = b.add_norm(&norm, self.residual, x)?;
+                self.residual = sum;
+                Ok(normed)
+            }
+            (Some(norm), None) => b.norm(&norm, self.residual, b.config.hidden, b.config.norm),
+            (None, x) => {
+                if let Some(x) = x {
+                    let at = format!("/model/residual/{}", b.graph.nodes.len());
+                    self.residual = b.node(&at, ("", "Add"), [], &[Some(self.residual), Some(x)])?;
+                }
+                Ok(self.residual)
+            }
+        }
+    }
+
+    /// Adds the output of a half, normed where `norm` names a module.
+    fn add(
+        &mut self,
+        b: &mut Builder<'_>,
+        layer: &str,
+        norm: Option<&str>,
+        half: &str,
+        x: ValueId,
+    ) -> Result<(), ConvertError> {
+        let x = match norm {
+            Some(norm) => b.norm(&format!("{layer}.{norm}"), x, b.config.hidden, b.config.norm)?,
+            None => x,
+        };
+        let at = scope(&format!("{layer}.{half}"));
+        self.pending = Some(b.scaled(&at, x, b.config.residual_scale)?);
+        Ok(())
+    }
+
+    /// The normed stream after the last layer.
+    fn last(self, b: &mut Builder<'_>, norm: &str) -> Result<ValueId, ConvertError> {
+        match self.pending {
+            Some(x) => b.final_norm(norm, self.residual, x),
+            None => b.norm(norm, self.residual, b.config.hidden, b.config.norm),
+        }
+    }
+}
+
 /// What a user may expect of the options or the checkpoint, and will not get.
 fn tell_limits(b: &mut Builder<'_>, layers: &[LayerFormats]) {
     if layers.iter().any(|l| l.block == Block::Row) {
@@ -82,15 +141,6 @@ fn tell_limits(b: &mut Builder<'_>, layers: &[LayerFormats]) {
             "block row: one scale a row is kept for experts; other weights have blocks of {WIDEST_BLOCK} columns, since \
              their operators know no row-wise scales"
         ));
-    }
-    if let RopeScaling::Yarn { factor, original, .. } = b.config.rope.scaling {
-        let (reach, positions) = ((factor * original) as usize, b.config.max_positions);
-        if reach > positions {
-            b.notice(format!(
-                "yarn scaling reaches {reach} positions, max_position_embeddings says {positions}: the package's context \
-                 is {positions}; raise it in config.json for more"
-            ));
-        }
     }
 }
 
@@ -112,7 +162,7 @@ fn leftovers(
     let (mut fatal, mut left) = (Vec::new(), Vec::new());
     for name in checkpoint.untaken() {
         // Buffers that older releases saved, and the tied head's second name.
-        if name.ends_with("rotary_emb.inv_freq") || (config.tied && name == "lm_head.weight") {
+        if name.ends_with("rotary_emb.inv_freq") || (config.head.tied && name == "lm_head.weight") {
             continue;
         }
         let layer = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse().ok());

@@ -1,11 +1,6 @@
 //! What a conversion reads: a checkpoint folder, or GGUF files. Opening one checks everything but the weights' values.
 
-use crate::{
-    ConvertError,
-    config::{ModelConfig, RopeScaling},
-    gguf, manifest,
-    source::Checkpoint,
-};
+use crate::{ConvertError, config::ModelConfig, gguf, manifest, source::Checkpoint};
 use doyen_tensor::FloatType;
 use std::path::{Path, PathBuf};
 
@@ -32,8 +27,11 @@ impl Input {
     fn open_folder(path: &Path) -> Result<Self, ConvertError> {
         let config = ModelConfig::read(path)?;
         let mut notices = Vec::new();
-        let files = manifest::copied_files(path, &mut notices)?;
-        let checkpoint = Checkpoint::open(path)?;
+        let files = manifest::copied_files(path, config.vocab, &mut notices)?;
+        let mut checkpoint = Checkpoint::open(path)?;
+        if let Some(quantization) = config.quantization {
+            checkpoint.compose(quantization)?;
+        }
         Ok(Self { path: path.to_owned(), config, checkpoint, files, notices, dtype: FloatType::F16 })
     }
 
@@ -41,7 +39,7 @@ impl Input {
         let model = gguf::open(path)?;
         let mut config = model.config()?;
         if let Some(factors) = model.rope_factors {
-            config.rope.scaling = RopeScaling::Factors(factors);
+            config.set_rope_factors(&factors);
         }
         let dtype = if model.wants_f32 { FloatType::F32 } else { FloatType::F16 };
         let gguf::Model { checkpoint, files, notices, .. } = model;

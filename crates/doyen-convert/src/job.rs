@@ -17,6 +17,8 @@ use std::{ops::Range, sync::Arc};
 pub(crate) enum Rows {
     /// A tensor of the checkpoint.
     Tensor(Weight),
+    /// A tensor of the checkpoint, this added to every value.
+    Shifted(Weight, f32),
     /// Rows of two tensors in turn: row `2i` is row `i` of the first, row `2i + 1` row `i` of the second (fused SwiGLU).
     Interleaved(Weight, Weight),
     /// Cosines or sines of rotary angles, one position a row.
@@ -77,7 +79,7 @@ const CHUNK_VALUES: usize = 1 << 18;
 impl Rows {
     pub(crate) fn rows(&self) -> usize {
         match self {
-            Self::Tensor(w) => w.rows(),
+            Self::Tensor(w) | Self::Shifted(w, _) => w.rows(),
             Self::Interleaved(a, b) => a.rows() + b.rows(),
             Self::Rotary { positions, .. } => *positions,
         }
@@ -85,7 +87,7 @@ impl Rows {
 
     pub(crate) fn cols(&self) -> usize {
         match self {
-            Self::Tensor(w) | Self::Interleaved(w, _) => w.cols(),
+            Self::Tensor(w) | Self::Shifted(w, _) | Self::Interleaved(w, _) => w.cols(),
             Self::Rotary { frequencies, .. } => frequencies.len(),
         }
     }
@@ -93,7 +95,7 @@ impl Rows {
     /// What is being read, for progress.
     pub(crate) fn name(&self) -> &str {
         match self {
-            Self::Tensor(w) | Self::Interleaved(w, _) => w.name(),
+            Self::Tensor(w) | Self::Shifted(w, _) | Self::Interleaved(w, _) => w.name(),
             Self::Rotary { .. } => "rotary caches",
         }
     }
@@ -101,7 +103,7 @@ impl Rows {
     /// Bytes read from the checkpoint.
     pub(crate) fn source_bytes(&self) -> u64 {
         match self {
-            Self::Tensor(w) => w.source_bytes(),
+            Self::Tensor(w) | Self::Shifted(w, _) => w.source_bytes(),
             Self::Interleaved(a, b) => a.source_bytes() + b.source_bytes(),
             Self::Rotary { .. } => 0,
         }
@@ -111,6 +113,12 @@ impl Rows {
         let mut out = Vec::with_capacity(rows.len() * self.cols());
         match self {
             Self::Tensor(w) => w.read_rows(rows, &mut out)?,
+            Self::Shifted(w, by) => {
+                w.read_rows(rows, &mut out)?;
+                for v in &mut out {
+                    *v += by;
+                }
+            }
             Self::Interleaved(a, b) => {
                 // Chunks start at even rows and a matrix of pairs ends at one.
                 let pairs = rows.start / 2..rows.end / 2;
@@ -145,7 +153,7 @@ impl Rows {
                 let pairs = rows.start / 2..rows.end / 2;
                 a.read_codes(pairs.clone())?.interleaved(&b.read_codes(pairs)?, (cols, cols / kind.group))
             }
-            Self::Rotary { .. } => return Ok(None),
+            Self::Shifted(..) | Self::Rotary { .. } => return Ok(None),
         };
         Ok(Some(CodeRows { kind, cols, unpacked }))
     }
@@ -153,7 +161,7 @@ impl Rows {
     /// The tensors of the checkpoint that are read.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weight> {
         let (a, b) = match self {
-            Self::Tensor(w) => (Some(w), None),
+            Self::Tensor(w) | Self::Shifted(w, _) => (Some(w), None),
             Self::Interleaved(a, b) => (Some(a), Some(b)),
             Self::Rotary { .. } => (None, None),
         };
@@ -164,7 +172,7 @@ impl Rows {
     fn origin(&self, row: usize) -> (&str, usize) {
         match self {
             Self::Interleaved(a, b) => (if row.is_multiple_of(2) { a.name() } else { b.name() }, row / 2),
-            Self::Tensor(_) | Self::Rotary { .. } => (self.name(), row),
+            Self::Tensor(_) | Self::Shifted(..) | Self::Rotary { .. } => (self.name(), row),
         }
     }
 }

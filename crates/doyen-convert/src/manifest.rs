@@ -2,7 +2,7 @@
 
 use crate::{
     ConvertError,
-    config::ModelConfig,
+    config::{Ffn, ModelConfig},
     options::{ExpertWidths, LayerFormats, Options, TABLE_WIDTH, Width},
 };
 use serde_json::{Map, Value, json};
@@ -21,6 +21,9 @@ const COPIED: [&str; 5] = [
 pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
     let tokens = &config.tokens;
     let eos: Vec<u32> = tokens.eos.iter().map(|t| t.0).collect();
+    // The form has one place for all layers.
+    let (heads, kv_heads, head_dim) =
+        config.attentions().next().map_or((0, 0, 0), |(_, a)| (a.heads, a.kv_heads, a.head_dim));
     let mut model = Map::new();
     if let Some(bos) = tokens.bos {
         model.insert("bos_token_id".into(), bos.0.into());
@@ -31,7 +34,7 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
         json!({
             "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
             "filename": "model.onnx",
-            "head_size": config.attention.head_dim,
+            "head_size": head_dim,
             "hidden_size": config.hidden,
             "inputs": {
                 "input_ids": "input_ids",
@@ -44,9 +47,9 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
                 "present_key_names": "present.%d.key",
                 "present_value_names": "present.%d.value",
             },
-            "num_attention_heads": config.attention.heads,
+            "num_attention_heads": heads,
             "num_hidden_layers": config.layers.len(),
-            "num_key_value_heads": config.attention.kv_heads,
+            "num_key_value_heads": kv_heads,
         }),
     );
     match eos.as_slice() {
@@ -58,7 +61,7 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
     if let Some(pad) = tokens.pad.map(|t| t.0).or(eos.first().copied()) {
         model.insert("pad_token_id".into(), pad.into());
     }
-    model.insert("type".into(), config.family.genai_type().into());
+    model.insert("type".into(), config.genai_type.into());
     model.insert("vocab_size".into(), config.vocab.into());
     let mut search = json!({
         "diversity_penalty": 0.0,
@@ -115,7 +118,7 @@ fn runs(config: &ModelConfig, layers: &[LayerFormats], kept: bool) -> String {
     let one = |i: usize| {
         let l = &layers[i];
         let width = |w: Width, asked: bool| if kept && !asked { KEPT.to_owned() } else { w.to_string() };
-        let ffn = if config.layers[i].moe {
+        let ffn = if matches!(config.layers[i].ffn, Ffn::Moe(_)) {
             let experts = match l.experts {
                 _ if kept && !l.asked.experts => format!("experts={KEPT}"),
                 ExpertWidths::Bits { fc1, fc2 } => format!("fc1={},fc2={}", fc1.get(), fc2.get()),
@@ -145,6 +148,7 @@ fn runs(config: &ModelConfig, layers: &[LayerFormats], kept: bool) -> String {
 /// Reads the files to copy, so that an unreadable one is known before any weight is converted.
 pub(crate) fn copied_files(
     checkpoint: &Path,
+    vocab: usize,
     notices: &mut Vec<String>,
 ) -> Result<Vec<(&'static str, Vec<u8>)>, ConvertError> {
     let mut out = Vec::new();
@@ -168,6 +172,7 @@ pub(crate) fn copied_files(
         let bytes = std::fs::read(&path).map_err(ConvertError::read(&path))?;
         let wrong = if path.extension().is_some_and(|e| e == "json") {
             match serde_json::from_slice::<Value>(&bytes) {
+                Ok(Value::Object(o)) if name == COPIED[0] => beyond(&o, vocab),
                 Ok(Value::Object(_)) => None,
                 Ok(_) => Some("expected a JSON object".to_owned()),
                 Err(e) => Some(format!("not JSON: {e}")),
@@ -181,4 +186,26 @@ pub(crate) fn copied_files(
         out.push((name, bytes));
     }
     Ok(out)
+}
+
+/// What is wrong with a tokenizer that has a token for which the embedding has no row. (Fewer tokens than rows are usual:
+/// rows are padded.)
+fn beyond(tokenizer: &Map<String, Value>, vocab: usize) -> Option<String> {
+    let added = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let added =
+        added.map(|t| (t.get("content").and_then(Value::as_str), t.get("id").and_then(Value::as_u64)));
+    let words = match tokenizer.get("model").and_then(|m| m.get("vocab")) {
+        Some(Value::Object(words)) => {
+            words.iter().map(|(word, id)| (Some(word.as_str()), id.as_u64())).max_by_key(|(_, id)| *id)
+        }
+        // Pieces with scores, the id being the place.
+        Some(Value::Array(pieces)) => Some((None, (pieces.len() as u64).checked_sub(1))),
+        _ => None,
+    };
+    let (token, id) = added.chain(words).max_by_key(|(_, id)| *id)?;
+    let id = id.filter(|id| *id >= vocab as u64)?;
+    let token = token.map_or_else(String::new, |t| format!(" {t:?}"));
+    Some(format!(
+        "token{token} has id {id}, expected ids below {vocab}, the rows of the embedding (vocab_size)"
+    ))
 }

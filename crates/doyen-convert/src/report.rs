@@ -20,6 +20,8 @@ pub enum Part {
     ExpertsFc1,
     /// Down projection of the experts.
     ExpertsFc2,
+    /// Experts that see every token.
+    SharedExperts,
     /// Routers.
     Router,
     /// Norm weights.
@@ -38,6 +40,7 @@ impl fmt::Display for Part {
             Self::Mlp => "mlp",
             Self::ExpertsFc1 => "experts fc1",
             Self::ExpertsFc2 => "experts fc2",
+            Self::SharedExperts => "shared experts",
             Self::Router => "router",
             Self::Norms => "norms",
             Self::Rotary => "rotary caches",

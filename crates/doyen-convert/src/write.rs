@@ -64,7 +64,7 @@ fn write(
     progress: &mut dyn Progress,
 ) -> Result<Report, ConvertError> {
     let Input { config, mut checkpoint, files, mut notices, .. } = input;
-    let kept = checkpoint.is_renamed();
+    let kept = checkpoint.is_quantized();
     let Plan { mut graph, store, mut report } = graph::assemble(&config, &mut checkpoint, options)?;
     graph.metadata = manifest::metadata(&config, options, &options.resolve(config.layers.len())?, kept);
     let model = doyen_graph::onnx::encode(&graph, &store.externals)?;

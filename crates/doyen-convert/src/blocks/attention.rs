@@ -1,25 +1,44 @@
-//! Attention: projections, head norms, rotation and cache in one `GroupQueryAttention`.
+//! Attention: projections, norms, rotation and cache in one `GroupQueryAttention`.
 
-use super::{Builder, Format, MS, linear::scope};
-use crate::{ConvertError, job::Rows, options::LayerFormats, quant::form, report::Part, source::SourceType};
+use super::{
+    Builder, Format, MS,
+    linear::{Piece, scope},
+};
+use crate::{
+    ConvertError,
+    config::{Attention, Norm, NormKind, QkNorm, Rope},
+    job::Rows,
+    options::LayerFormats,
+    quant::form,
+    report::Part,
+    source::SourceType,
+};
 use doyen_graph::ir::{Attrs, Dim, Fact, ValueId};
 use doyen_tensor::{DType, Tensor};
 use std::sync::Arc;
 
-/// What all layers' attention shares: values computed once from the mask, and the rotary caches.
+/// What all layers' attention shares: values computed once from the mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionInputs {
     /// int32 `[batch]`: each row's total length minus 1.
     seqlens: ValueId,
     /// int32 scalar: the mask's length.
     total: ValueId,
+    /// int64 `[batch, sequence]`, where a layer rotates outside of its operator.
+    positions: Option<ValueId>,
+}
+
+/// Cosines and sines of the positions, for layers of the same rotation.
+#[derive(Debug, Clone)]
+pub(crate) struct RotaryCaches {
+    rope: Rope,
     cos: ValueId,
     sin: ValueId,
 }
 
 impl Builder<'_> {
-    /// Adds the `attention_mask` input, the lengths derived from it, and the rotary caches.
-    pub(crate) fn attention_inputs(&mut self) -> Result<AttentionInputs, ConvertError> {
+    /// Adds the `attention_mask` input and the lengths (and positions) derived from it.
+    pub(crate) fn attention_inputs(&mut self, input_ids: ValueId) -> Result<AttentionInputs, ConvertError> {
         let shape = [Dim::from("batch_size"), Dim::from("total_sequence_length")];
         let mask = self.graph.add_input("attention_mask", Fact::new(DType::I64, shape));
         let at = "/model/attention_mask";
@@ -36,14 +55,70 @@ impl Builder<'_> {
         let axis = [("axis", 0i64.into())];
         let length = self.node(at, ("", "Gather"), axis, &[Some(extents), Some(index)])?;
         let total = self.node(&format!("{at}/total"), ("", "Cast"), to_i32(), &[Some(length)])?;
-
-        let (cos, sin) = (self.rotary_cache("cos_cache", false), self.rotary_cache("sin_cache", true));
-        Ok(AttentionInputs { seqlens, total, cos, sin })
+        let rotates = |a: &Attention| a.qk_norm == Some(QkNorm::RotatedHeads);
+        let positions = if self.config.attentions().any(|(_, a)| rotates(a)) {
+            Some(self.positions(mask, input_ids)?)
+        } else {
+            None
+        };
+        Ok(AttentionInputs { seqlens, total, positions })
     }
 
-    fn rotary_cache(&mut self, name: &str, sine: bool) -> ValueId {
+    /// Positions of the new tokens: those of the mask's ones, the last of which are new.
+    fn positions(&mut self, mask: ValueId, input_ids: ValueId) -> Result<ValueId, ConvertError> {
+        let at = "/model/position_ids";
+        let axis = self.graph.add_constant("/model/constants/int/axis", Tensor::scalar(1i64));
+        let one = self.ints("/model/constants/ints/1", &[1])?;
+        let counts = self.node(at, ("", "CumSum"), [], &[Some(mask), Some(axis)])?;
+        let all = self.node(at, ("", "Sub"), [], &[Some(counts), Some(one)])?;
+        let extents = [("start", 1i64.into()), ("end", 2i64.into())];
+        let new = self.node(at, ("", "Shape"), extents, &[Some(input_ids)])?;
+        let start = self.node(at, ("", "Neg"), [], &[Some(new)])?;
+        let end = self.ints("/model/constants/ints/end", &[i64::MAX])?;
+        self.node(at, ("", "Slice"), [], &[Some(all), Some(start), Some(end), Some(one)])
+    }
+
+    /// `x` of heads rotated by position.
+    fn rotate(
+        &mut self,
+        module: &str,
+        a: &Attention,
+        x: ValueId,
+        positions: ValueId,
+    ) -> Result<ValueId, ConvertError> {
+        let Some(caches) = a.rope.as_ref().and_then(|rope| self.rotaries.iter().find(|r| r.rope == *rope))
+        else {
+            return Ok(x);
+        };
+        let (cos, sin) = (caches.cos, caches.sin);
+        let interleaved = i64::from(caches.rope.interleaved);
+        let attrs = [("interleaved", interleaved.into())];
+        let inputs = [Some(x), Some(positions), Some(cos), Some(sin)];
+        self.node(&scope(module), (MS, "RotaryEmbedding"), attrs, &inputs)
+    }
+
+    /// Places the rotary caches of all layers, one pair for each rotation.
+    pub(crate) fn place_rotaries(&mut self) {
+        for (_, attention) in self.config.attentions() {
+            let Some(rope) = &attention.rope else { continue };
+            if self.rotaries.iter().any(|r| r.rope == *rope) {
+                continue;
+            }
+            let suffix = match self.rotaries.len() {
+                0 => String::new(),
+                n => format!("_{n}"),
+            };
+            let (cos, sin) = (
+                self.rotary_cache(&format!("cos_cache{suffix}"), rope, false),
+                self.rotary_cache(&format!("sin_cache{suffix}"), rope, true),
+            );
+            self.rotaries.push(RotaryCaches { rope: rope.clone(), cos, sin });
+        }
+    }
+
+    fn rotary_cache(&mut self, name: &str, rope: &Rope, sine: bool) -> ValueId {
         let positions = self.config.max_positions;
-        let (frequencies, factor) = self.config.rope.frequencies(self.config.attention.head_dim);
+        let (frequencies, factor) = rope.frequencies();
         let frequencies: Arc<[f32]> = frequencies.into();
         let shape = [positions, frequencies.len()];
         let rows = vec![Rows::Rotary { frequencies, factor, positions, sine }];
@@ -54,41 +129,82 @@ impl Builder<'_> {
     pub(crate) fn attention(
         &mut self,
         layer: usize,
+        a: &Attention,
         x: ValueId,
         shared: AttentionInputs,
         formats: &LayerFormats,
     ) -> Result<ValueId, ConvertError> {
-        let a = self.config.attention;
-        let module = format!("model.layers.{layer}.self_attn");
+        let module = format!("model.layers.{layer}.{}", a.names.module);
         let (width, asked) = (formats.attention, formats.asked.attention);
         let format = Format { width, asked, layer: formats, part: Part::Attention };
         let input = (x, self.config.hidden);
-        let (q_rows, kv_rows) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        let part = |name: &str, rows: usize| (format!("{module}.{name}"), rows);
-        let stack = [part("q_proj", q_rows), part("k_proj", kv_rows), part("v_proj", kv_rows)];
-        let (q, k, v) = if a.qk_norm || !self.stackable(&stack, asked) {
-            let mut project = |this: &(String, usize)| {
-                self.linear(&this.0, std::slice::from_ref(this), a.qkv_bias, input, format)
+        let pieces = Piece::of(&module, a.names.qkv, a.rows());
+        let apart = a.qk_norm.is_some() || a.clip.is_some();
+        let qkv = if apart || !self.stackable(&pieces, asked) {
+            let mut project = |name: &str, piece: &Piece| {
+                let name = format!("{module}.{name}");
+                self.linear(&name, std::slice::from_ref(piece), a.qkv_bias, input, format)
             };
-            let (mut q, mut k, v) = (project(&stack[0])?, project(&stack[1])?, project(&stack[2])?);
-            if a.qk_norm {
-                q = self.head_norm(&format!("{module}.q_norm"), q, a.heads)?;
-                k = self.head_norm(&format!("{module}.k_norm"), k, a.kv_heads)?;
-            }
-            (q, Some(k), Some(v))
+            let mut qkv = [
+                project("q_proj", &pieces[0])?,
+                project("k_proj", &pieces[1])?,
+                project("v_proj", &pieces[2])?,
+            ];
+            self.prepare(&module, a, shared.positions, &mut qkv)?;
+            qkv.map(Some)
         } else {
-            (self.linear(&format!("{module}.qkv_proj"), &stack, a.qkv_bias, input, format)?, None, None)
+            let stack = format!("{module}.qkv_proj");
+            [Some(self.linear(&stack, &pieces, a.qkv_bias, input, format)?), None, None]
         };
-        let out = self.group_query(layer, [Some(q), k, v], shared)?;
-        let stack = [part("o_proj", self.config.hidden)];
-        self.linear(&stack[0].0, &stack, a.output_bias, (out, q_rows), format)
+        let out = self.group_query(layer, a, qkv, shared)?;
+        let output = format!("{module}.{}", a.names.output);
+        self.project(&output, self.config.hidden, a.output_bias, (out, a.rows()[0]), format)
+    }
+
+    /// Norms and limits of queries, keys and values.
+    fn prepare(
+        &mut self,
+        module: &str,
+        a: &Attention,
+        positions: Option<ValueId>,
+        qkv: &mut [ValueId; 3],
+    ) -> Result<(), ConvertError> {
+        for (i, (name, heads)) in a.names.norms.into_iter().zip([a.heads, a.kv_heads]).enumerate() {
+            let norm = format!("{module}.{name}");
+            match a.qk_norm {
+                Some(QkNorm::Heads) => qkv[i] = self.head_norm(&norm, qkv[i], heads, a.head_dim)?,
+                Some(QkNorm::Whole) => {
+                    qkv[i] = self.norm(&norm, qkv[i], heads * a.head_dim, self.rms())?;
+                }
+                Some(QkNorm::RotatedHeads) => {
+                    if let Some(positions) = positions {
+                        qkv[i] = self.rotate(&norm, a, qkv[i], positions)?;
+                    }
+                    qkv[i] = self.head_norm(&norm, qkv[i], heads, a.head_dim)?;
+                }
+                None => {}
+            }
+        }
+        if let Some(limit) = a.clip {
+            let (low, high) = (self.scalar(-limit)?, self.scalar(limit)?);
+            for (value, name) in qkv.iter_mut().zip(["q", "k", "v"]) {
+                let at = scope(&format!("{module}.{name}_clip"));
+                *value = self.node(&at, ("", "Clip"), [], &[Some(*value), Some(low), Some(high)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The norm of query and key heads.
+    const fn rms(&self) -> Norm {
+        Norm { kind: NormKind::Rms, ..self.config.norm }
     }
 
     /// Whether projections share a format. Codes of different widths that a source holds would all be stored at the
     /// widest if they were one matrix.
-    fn stackable(&self, modules: &[(String, usize)], asked: bool) -> bool {
-        let mut forms = modules.iter().map(|(m, _)| {
-            let codes = self.checkpoint.dtype(&format!("{m}.weight")).and_then(SourceType::codes);
+    fn stackable(&self, pieces: &[Piece], asked: bool) -> bool {
+        let mut forms = pieces.iter().map(|p| {
+            let codes = self.checkpoint.dtype(&format!("{}.weight", p.module)).and_then(SourceType::codes);
             codes.filter(|_| !asked).map(form)
         });
         let first = forms.next();
@@ -97,25 +213,31 @@ impl Builder<'_> {
 
     /// RMS norm of every head on its own. ONNX Runtime's CPU kernel refuses norm weights inside GroupQueryAttention,
     /// so they stand before it.
-    fn head_norm(&mut self, module: &str, x: ValueId, heads: usize) -> Result<ValueId, ConvertError> {
-        let dim = self.config.attention.head_dim;
+    fn head_norm(
+        &mut self,
+        module: &str,
+        x: ValueId,
+        heads: usize,
+        dim: usize,
+    ) -> Result<ValueId, ConvertError> {
         let at = scope(module);
         let split = self
             .ints(&format!("/model/constants/ints/0,0,{heads},{dim}"), &[0, 0, heads as i64, dim as i64])?;
         let joined =
             self.ints(&format!("/model/constants/ints/0,0,{}", heads * dim), &[0, 0, (heads * dim) as i64])?;
         let x = self.node(&format!("{at}/split"), ("", "Reshape"), [], &[Some(x), Some(split)])?;
-        let x = self.norm(module, x, dim)?;
+        let x = self.norm(module, x, dim, self.rms())?;
         self.node(&format!("{at}/join"), ("", "Reshape"), [], &[Some(x), Some(joined)])
     }
 
     fn group_query(
         &mut self,
         layer: usize,
+        a: &Attention,
         qkv: [Option<ValueId>; 3],
         shared: AttentionInputs,
     ) -> Result<ValueId, ConvertError> {
-        let a = self.config.attention;
+        let module = format!("model.layers.{layer}.{}", a.names.module);
         let cache = |length: &str| {
             let dims = [Dim::from("batch_size"), a.kv_heads.into(), Dim::from(length), a.head_dim.into()];
             Fact::new(self.dtype.dtype(), dims)
@@ -123,16 +245,28 @@ impl Builder<'_> {
         let (past, present) = (cache("past_sequence_length"), cache("total_sequence_length"));
         let past_key = self.graph.add_input(&format!("past_key_values.{layer}.key"), past.clone());
         let past_value = self.graph.add_input(&format!("past_key_values.{layer}.value"), past);
+        let rope = a.rope.as_ref().filter(|_| a.qk_norm != Some(QkNorm::RotatedHeads));
+        let caches = rope.and_then(|rope| self.rotaries.iter().find(|r| r.rope == *rope));
+        let caches = caches.map(|c| (c.cos, c.sin));
+        let sinks = if a.sinks {
+            Some(self.vector(&format!("{module}.sinks"), a.heads, 0.0, Part::Attention)?)
+        } else {
+            None
+        };
+        let interleaved = a.rope.as_ref().is_some_and(|r| r.interleaved);
         let mut attrs: Attrs = [
             ("num_heads", (a.heads as i64).into()),
             ("kv_num_heads", (a.kv_heads as i64).into()),
-            ("scale", (1.0 / (a.head_dim as f64).sqrt() as f32).into()),
-            ("do_rotary", 1i64.into()),
-            ("rotary_interleaved", 0i64.into()),
+            ("scale", a.scale.into()),
+            ("do_rotary", i64::from(caches.is_some()).into()),
+            ("rotary_interleaved", i64::from(interleaved).into()),
         ]
         .into();
-        if let Some(window) = self.config.layers[layer].window {
+        if let Some(window) = a.window {
             attrs.set("local_window_size", window as i64);
+        }
+        if let Some(cap) = a.softcap {
+            attrs.set("softcap", cap);
         }
         let inputs = [
             qkv[0],
@@ -142,10 +276,13 @@ impl Builder<'_> {
             Some(past_value),
             Some(shared.seqlens),
             Some(shared.total),
-            Some(shared.cos),
-            Some(shared.sin),
+            caches.map(|c| c.0),
+            caches.map(|c| c.1),
+            None,
+            None,
+            sinks,
         ];
-        let name = format!("/model/layers.{layer}/self_attn/GroupQueryAttention");
+        let name = format!("{}/GroupQueryAttention", scope(&module));
         let outputs =
             [format!("{name}/output_0"), format!("present.{layer}.key"), format!("present.{layer}.value")];
         let [out, key, value] = self.named_node(

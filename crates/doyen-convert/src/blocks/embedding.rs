@@ -6,12 +6,13 @@ use super::{
 };
 use crate::{
     ConvertError,
+    config::Head,
     job::{Made, Rows},
     options::{LayerFormats, TABLE_WIDTH, Width},
     report::Part,
     store::{Consumer, Quantized},
 };
-use doyen_graph::ir::{Dim, Fact, ValueId};
+use doyen_graph::ir::{Attrs, Dim, Fact, ValueId};
 use doyen_tensor::format::Bits;
 
 const EMBED: &str = "model.embed_tokens";
@@ -49,7 +50,8 @@ impl Builder<'_> {
                 let table =
                     self.store.float(&mut self.graph, &name, self.dtype, &[v, h], rows, Part::Embedding);
                 let axis = [("axis", 0i64.into())];
-                let hidden = self.node(&at, ("", "Gather"), axis, &[Some(table), Some(input_ids)])?;
+                let rows = self.node(&at, ("", "Gather"), axis, &[Some(table), Some(input_ids)])?;
+                let hidden = self.scaled(&at, rows, self.config.embedding_scale)?;
                 Ok(Embedding { hidden, table: Table::Float(table) })
             }
             Stored::Quantized(spec, made) => {
@@ -75,7 +77,8 @@ impl Builder<'_> {
                 ];
                 let Quantized { codes, scales, zero_points } = tensors;
                 let inputs = [Some(codes), Some(input_ids), Some(scales), zero_points];
-                let hidden = self.node(&at, (MS, "GatherBlockQuantized"), attrs, &inputs)?;
+                let rows = self.node(&at, (MS, "GatherBlockQuantized"), attrs, &inputs)?;
+                let hidden = self.scaled(&at, rows, self.config.embedding_scale)?;
                 let carried = made == Made::Carried;
                 Ok(Embedding {
                     hidden,
@@ -98,23 +101,61 @@ impl Builder<'_> {
         // A tied head without a width of its own reads what the source's codes became.
         let width = match (width, &embedding.table) {
             (Some(w), _) => w,
-            (None, Table::Quantized { bits, carried: true, .. }) if self.config.tied => Width::Bits(*bits),
+            (None, Table::Quantized { bits, carried: true, .. }) if self.config.head.tied => {
+                Width::Bits(*bits)
+            }
             (None, _) => TABLE_WIDTH,
         };
-        let shared = if self.config.tied { self.shared(embedding, width)? } else { None };
+        let shared = if self.config.head.tied { self.shared(embedding, width)? } else { None };
         let matrix = if let Some(matrix) = shared {
             matrix
         } else {
-            let module = if self.config.tied { EMBED } else { HEAD };
+            let module = if self.config.head.tied { EMBED } else { HEAD };
             let weight = self.take(&format!("{module}.weight"), &[extent.n, extent.k])?;
             self.matrix(HEAD, vec![weight], extent, Format { width, asked, layer: formats, part: Part::Head })
         };
-        let logits = self.multiply(&scope(HEAD), "logits", x, &matrix, (extent, None))?;
+        let bias = if self.config.head.bias {
+            Some(self.vector(&format!("{HEAD}.bias"), extent.n, 0.0, Part::Head)?)
+        } else {
+            None
+        };
+        let logits = self.logits(x, &matrix, (extent, bias))?;
         let shape = [Dim::from("batch_size"), Dim::from("sequence_length"), extent.n.into()];
         self.graph.value_mut(logits).fact = Fact::new(self.dtype.dtype(), shape);
         // The logits come first, before the caches that layers have added.
         self.graph.outputs.insert(0, logits);
         Ok(())
+    }
+
+    /// The product with the head's matrix, divided and capped; the last value is named `logits`.
+    fn logits(
+        &mut self,
+        x: ValueId,
+        matrix: &Matrix,
+        shape: (Extent, Option<ValueId>),
+    ) -> Result<ValueId, ConvertError> {
+        let Head { divisor, softcap, .. } = self.config.head;
+        let at = scope(HEAD);
+        #[allow(clippy::float_cmp, reason = "exactly 1 stands for no division")]
+        let divides = divisor != 1.0;
+        let product = if divides || softcap.is_some() { format!("{at}/output") } else { "logits".to_owned() };
+        let mut value = self.multiply(&at, &product, x, matrix, shape)?;
+        let mut step = |name: &str, op: &str, other: Option<f32>, last: bool, x: ValueId| {
+            let other = other.map(|v| self.scalar(v)).transpose()?;
+            let node = format!("{at}/{name}/{op}");
+            let output = if last { "logits".to_owned() } else { format!("{node}/output_0") };
+            let [value] = self.named_node(&node, ("", op), Attrs::default(), &[Some(x), other], [&output])?;
+            Ok::<_, ConvertError>(value)
+        };
+        if divides {
+            value = step("divisor", "Div", Some(divisor), softcap.is_none(), value)?;
+        }
+        if let Some(cap) = softcap {
+            value = step("softcap", "Div", Some(cap), false, value)?;
+            value = step("softcap", "Tanh", None, false, value)?;
+            value = step("softcap", "Mul", Some(cap), true, value)?;
+        }
+        Ok(value)
     }
 
     /// The embedding's bytes as the head's matrix, where both formats say the same. GatherBlockQuantized reads

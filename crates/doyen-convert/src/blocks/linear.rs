@@ -3,12 +3,14 @@
 use super::{Builder, Format, MS, Stored};
 use crate::{
     ConvertError,
+    config::Tensors,
     job::Rows,
     source::Weight,
     store::{Consumer, Quantized},
 };
 use doyen_graph::ir::{Attrs, ValueId};
 use doyen_tensor::format::Bits;
+use std::ops::Range;
 
 /// The matrix that a projection multiplies with, as operator inputs.
 pub(crate) enum Matrix {
@@ -25,27 +27,61 @@ pub(crate) struct Extent {
     pub k: usize,
 }
 
+/// Rows of a tensor in the checkpoint that belong to one projection.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    /// Name without `.weight`.
+    pub module: String,
+    /// Rows of the tensor.
+    pub total: usize,
+    /// Those of the projection.
+    pub rows: Range<usize>,
+}
+
+impl Piece {
+    pub(crate) fn whole(module: impl Into<String>, rows: usize) -> Self {
+        Self { module: module.into(), total: rows, rows: 0..rows }
+    }
+
+    /// The projections of one input with this many rows each, from below `module`.
+    pub(crate) fn of<const N: usize>(module: &str, tensors: Tensors<N>, rows: [usize; N]) -> [Self; N] {
+        let total = rows.iter().sum();
+        let mut start = 0;
+        std::array::from_fn(|i| match tensors {
+            Tensors::Each(names) => Self::whole(format!("{module}.{}", names[i]), rows[i]),
+            Tensors::Fused(name) => {
+                let range = start..start + rows[i];
+                start = range.end;
+                Self { module: format!("{module}.{name}"), total, rows: range }
+            }
+        })
+    }
+}
+
 impl Builder<'_> {
-    /// A projection by tensors of the checkpoint whose rows are stacked; `modules` are their names without
-    /// `.weight`, `rows` the output rows of each. Values and tensors of a stack take `name`.
+    /// A projection by rows of the checkpoint's tensors, one piece after the other. Values and tensors of a stack take
+    /// `name`.
     pub(crate) fn linear(
         &mut self,
         name: &str,
-        modules: &[(String, usize)],
+        pieces: &[Piece],
         bias: bool,
         input: (ValueId, usize),
         format: Format<'_>,
     ) -> Result<ValueId, ConvertError> {
         let (x, k) = input;
-        let n = modules.iter().map(|m| m.1).sum();
-        let weights = modules
+        let n = pieces.iter().map(|p| p.rows.len()).sum();
+        let weights = pieces
             .iter()
-            .map(|(m, rows)| self.take(&format!("{m}.weight"), &[*rows, k]))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|p| {
+                Ok(self.take(&format!("{}.weight", p.module), &[p.total, k])?.part(p.rows.clone(), false))
+            })
+            .collect::<Result<Vec<_>, ConvertError>>()?;
         let bias = if bias {
-            let rows = modules
+            let rows = pieces
                 .iter()
-                .map(|(m, rows)| self.take(&format!("{m}.bias"), &[*rows]).map(Rows::Tensor))
+                .map(|p| Ok(self.take(&format!("{}.bias", p.module), &[p.total])?.part(p.rows.clone(), true)))
+                .map(|w: Result<_, ConvertError>| w.map(Rows::Tensor))
                 .collect::<Result<Vec<_>, _>>()?;
             let bias = format!("{name}.bias");
             Some(self.store.float(&mut self.graph, &bias, self.dtype, &[n], rows, format.part))
@@ -55,6 +91,18 @@ impl Builder<'_> {
         let matrix = self.matrix(name, weights, Extent { n, k }, format);
         let at = scope(name);
         self.multiply(&at, &format!("{at}/output"), x, &matrix, (Extent { n, k }, bias))
+    }
+
+    /// A projection by one whole tensor.
+    pub(crate) fn project(
+        &mut self,
+        module: &str,
+        rows: usize,
+        bias: bool,
+        input: (ValueId, usize),
+        format: Format<'_>,
+    ) -> Result<ValueId, ConvertError> {
+        self.linear(module, &[Piece::whole(module, rows)], bias, input, format)
     }
 
     pub(crate) fn matrix(

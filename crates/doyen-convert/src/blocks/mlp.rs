@@ -1,32 +1,48 @@
-//! Dense SwiGLU feed-forward: `down(silu(gate(x)) * up(x))`.
+//! Dense gated feed-forward: `down(act(gate(x)) * up(x))`.
 
-use super::{Builder, Format, linear::scope};
-use crate::{ConvertError, options::LayerFormats, report::Part};
+use super::{
+    Builder, Format,
+    linear::{Piece, scope},
+};
+use crate::{
+    ConvertError,
+    config::{Activation, Mlp},
+};
 use doyen_graph::ir::ValueId;
 
 impl Builder<'_> {
-    /// The dense feed-forward of one layer.
+    /// A dense feed-forward whose module is below that of the layer.
     pub(crate) fn mlp(
         &mut self,
-        layer: usize,
+        layer: &str,
+        mlp: Mlp,
         x: ValueId,
-        formats: &LayerFormats,
+        format: Format<'_>,
     ) -> Result<ValueId, ConvertError> {
-        let module = format!("model.layers.{layer}.mlp");
-        let (hidden, inner, bias) = (self.config.hidden, self.config.intermediate, self.config.mlp_bias);
-        let format = Format { width: formats.mlp, asked: formats.asked.mlp, layer: formats, part: Part::Mlp };
-        let mut project = |name: &str, rows: usize, input: (ValueId, usize)| {
-            let this = format!("{module}.{name}");
-            self.linear(&this.clone(), &[(this, rows)], bias, input, format)
+        let module = format!("{layer}.{}", mlp.names.module);
+        let (hidden, inner) = (self.config.hidden, mlp.intermediate);
+        let pieces = Piece::of(&module, mlp.names.gate_up, [inner, inner]);
+        let mut project = |name: &str, piece: &Piece| {
+            let name = format!("{module}.{name}");
+            self.linear(&name, std::slice::from_ref(piece), mlp.bias, (x, hidden), format)
         };
-        let gate = project("gate_proj", inner, (x, hidden))?;
-        let up = project("up_proj", inner, (x, hidden))?;
+        let gate = project("gate_proj", &pieces[0])?;
+        let up = project("up_proj", &pieces[1])?;
         let at = scope(&module);
-        let act = format!("{at}/act_fn");
-        let sigmoid = self.node(&act, ("", "Sigmoid"), [], &[Some(gate)])?;
-        let silu = self.node(&act, ("", "Mul"), [], &[Some(gate), Some(sigmoid)])?;
-        let product = self.node(&at, ("", "Mul"), [], &[Some(silu), Some(up)])?;
-        let this = format!("{module}.down_proj");
-        self.linear(&this.clone(), &[(this, hidden)], bias, (product, inner), format)
+        let act = self.activation(&format!("{at}/act_fn"), gate, mlp.activation)?;
+        let product = self.node(&at, ("", "Mul"), [], &[Some(act), Some(up)])?;
+        self.project(&format!("{module}.{}", mlp.names.down), hidden, mlp.bias, (product, inner), format)
+    }
+
+    fn activation(&mut self, at: &str, x: ValueId, activation: Activation) -> Result<ValueId, ConvertError> {
+        let gelu = |kind: &str| [("approximate", kind.into())];
+        match activation {
+            Activation::Silu => {
+                let sigmoid = self.node(at, ("", "Sigmoid"), [], &[Some(x)])?;
+                self.node(at, ("", "Mul"), [], &[Some(x), Some(sigmoid)])
+            }
+            Activation::GeluTanh => self.node(at, ("", "Gelu"), gelu("tanh"), &[Some(x)]),
+            Activation::Gelu => self.node(at, ("", "Gelu"), gelu("none"), &[Some(x)]),
+        }
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod routing;
 
 use crate::{
     ConvertError,
@@ -22,7 +23,7 @@ use crate::{
     store::{Consumer, Store},
 };
 use doyen_graph::ir::{Attr, Attrs, Graph, ValueId};
-use doyen_tensor::{FloatType, Tensor, format::Bits};
+use doyen_tensor::{FloatType, Shape, Tensor, format::Bits};
 
 /// Operator domain of the fused operators.
 pub(crate) const MS: &str = "com.microsoft";
@@ -30,6 +31,8 @@ pub(crate) const MS: &str = "com.microsoft";
 /// The graph under construction, with what recipes need to extend it.
 pub(crate) struct Builder<'a> {
     pub graph: Graph,
+    /// Rotary caches that layers share.
+    pub rotaries: Vec<attention::RotaryCaches>,
     pub store: Store,
     pub checkpoint: &'a mut Checkpoint,
     pub config: &'a ModelConfig,
@@ -79,14 +82,46 @@ impl Builder<'_> {
         Ok(self.graph.add_constant(name, tensor))
     }
 
+    /// A scalar constant of the package's float type, kept in the model file.
+    pub(crate) fn scalar(&mut self, value: f32) -> Result<ValueId, ConvertError> {
+        self.scalar_of(self.dtype, value)
+    }
+
+    pub(crate) fn scalar_of(&mut self, ty: FloatType, value: f32) -> Result<ValueId, ConvertError> {
+        let name = format!("/model/constants/{}/{value}", ty.dtype());
+        if let Some(id) = self.graph.find(&name) {
+            return Ok(id);
+        }
+        let tensor = Tensor::from_f32(ty.dtype(), Shape::from([]), &[value])
+            .map_err(|e| doyen_graph::ir::GraphError::Graph(e.to_string()))?;
+        Ok(self.graph.add_constant(&name, tensor))
+    }
+
+    /// `x` times a factor; `x` itself where that is 1.
+    pub(crate) fn scaled(&mut self, scope: &str, x: ValueId, factor: f32) -> Result<ValueId, ConvertError> {
+        #[allow(clippy::float_cmp, reason = "exactly 1 stands for no factor")]
+        if factor == 1.0 {
+            return Ok(x);
+        }
+        let factor = self.scalar(factor)?;
+        self.node(&format!("{scope}/scale"), ("", "Mul"), [], &[Some(x), Some(factor)])
+    }
+
     /// A tensor of the checkpoint.
     pub(crate) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ConvertError> {
         self.checkpoint.take(name, shape)
     }
 
-    /// A vector of the checkpoint as a float initializer of the same name.
-    pub(crate) fn vector(&mut self, name: &str, len: usize, part: Part) -> Result<ValueId, ConvertError> {
-        let rows = vec![Rows::Tensor(self.take(name, &[len])?)];
+    /// A vector of the checkpoint as a float initializer of the same name, with `shift` added.
+    pub(crate) fn vector(
+        &mut self,
+        name: &str,
+        len: usize,
+        shift: f32,
+        part: Part,
+    ) -> Result<ValueId, ConvertError> {
+        let weight = self.take(name, &[len])?;
+        let rows = vec![if shift == 0.0 { Rows::Tensor(weight) } else { Rows::Shifted(weight, shift) }];
         Ok(self.store.float(&mut self.graph, name, self.dtype, &[len], rows, part))
     }
 
@@ -123,6 +158,8 @@ impl Builder<'_> {
                 let spec = QuantSpec { bits, block, zero_points, scale_type: self.dtype };
                 Stored::Quantized(spec, Made::Carried)
             }
+            // Nobody asked for another rounding of weights that were rounded once.
+            (None, _) if !asked && weights.iter().any(|w| w.dtype().is_lost()) => Stored::Float,
             (None, Width::Bits(bits)) => Stored::Quantized(self.spec(bits, formats), Made::Rounded),
             (None, Width::Float) => Stored::Float,
         }

@@ -7,15 +7,15 @@
 //! no later reader (found by comparing single-node graphs); so it runs normalised, and its result is multiplied by the
 //! sum of the chosen weights.
 
-use super::{Builder, Format, MS, Stored, linear::scope};
+use super::{Builder, Format, MS, Stored, linear::scope, routing::Routed};
 use crate::{
     ConvertError,
-    config::Moe,
+    config::{Fused, Moe, Shared, SwiGlu},
     job::{Made, Rows},
     options::{Block, ExpertWidths, LayerFormats, Width},
     quant::QuantSpec,
     report::Part,
-    source::Weight,
+    source::{SourceType, Weight},
     store::Consumer,
 };
 use doyen_graph::ir::{Attrs, ValueId};
@@ -23,10 +23,18 @@ use doyen_tensor::format::Bits;
 
 /// Weights of all experts of a layer.
 struct Experts {
-    /// Gate and up projections `[I, H]`.
-    fc1: Vec<(Weight, Weight)>,
+    /// Gate and up rows `[2I, H]` in turn, one an expert.
+    fc1: Vec<Rows>,
     /// Down projections `[H, I]`.
-    fc2: Vec<Weight>,
+    fc2: Vec<Rows>,
+    /// Biases `[E, 2I]` in the order of the rows, and `[E, H]`.
+    biases: Option<[ValueId; 2]>,
+}
+
+impl Experts {
+    fn weights(&self) -> impl Iterator<Item = &Weight> {
+        self.fc1.iter().chain(&self.fc2).flat_map(Rows::weights)
+    }
 }
 
 /// What the experts of a layer are stored as.
@@ -39,47 +47,74 @@ struct Bank {
 }
 
 impl Builder<'_> {
-    /// The mixture of experts of one layer.
+    /// The mixture of experts of one layer, shared experts included.
     pub(crate) fn moe(
         &mut self,
-        layer: usize,
-        moe: Moe,
+        layer: &str,
+        moe: &Moe,
         x: ValueId,
         formats: &LayerFormats,
     ) -> Result<ValueId, ConvertError> {
-        let module = format!("model.layers.{layer}.mlp");
+        let name = |module: &&str| format!("{layer}.{module}.{}.weight", moe.router.module);
+        let there = moe.modules.iter().find(|m| self.checkpoint.contains(&name(m)));
+        let module = format!("{layer}.{}", there.or(moe.modules.first()).copied().unwrap_or_default());
         let at = scope(&module);
-        let router = format!("{module}.gate");
         let (width, asked) = (formats.router, formats.asked.router);
         let format = Format { width, asked, layer: formats, part: Part::Router };
-        let per_token =
-            self.linear(&router.clone(), &[(router, moe.experts)], false, (x, self.config.hidden), format)?;
-        let flat =
-            self.ints(&format!("/model/constants/ints/-1,{}", moe.experts), &[-1, moe.experts as i64])?;
-        let logits = self.node(&format!("{at}/gate"), ("", "Reshape"), [], &[Some(per_token), Some(flat)])?;
+        let router = format!("{module}.{}", moe.router.module);
+        let input = (x, self.config.hidden);
+        let logits = self.project(&router, moe.experts, moe.router.bias, input, format)?;
+        let routed = self.route(&module, moe, logits)?;
         let experts = self.experts(&module, moe)?;
-        if let Some(carried) = self.carried(&experts, formats) {
-            return self.quantized_experts(&module, moe, (x, logits), experts, carried);
-        }
-        match formats.experts {
-            ExpertWidths::Float => {
-                let out = self.float_experts(&module, moe, (x, logits), experts)?;
-                if moe.norm_topk { Ok(out) } else { self.unnormalise(&at, moe, out, per_token) }
-            }
-            ExpertWidths::Bits { fc1, fc2 } => {
-                self.check_rows(moe, fc1, fc2, formats)?;
-                let rounded = |bits| (self.spec(bits, formats), Made::Rounded);
-                let bank = Bank {
-                    fc1: rounded(fc1),
-                    fc2: rounded(fc2),
-                    block: match formats.block {
-                        Block::Columns(block) => Some(block),
-                        Block::Row => None,
-                    },
-                };
-                self.quantized_experts(&module, moe, (x, logits), experts, bank)
+        let bank = match self.carried(&experts, formats) {
+            Some(bank) => Some(bank),
+            None if !formats.asked.experts && experts.weights().any(|w| w.dtype().is_lost()) => None,
+            None => self.rounded(moe, formats)?,
+        };
+        let out = match bank {
+            Some(bank) => self.quantized_experts(&module, moe, (x, routed), experts, bank)?,
+            None => self.float_experts(&module, moe, (x, routed), experts)?,
+        };
+        let out = self.scaled(&format!("{at}/routed"), out, moe.routing.scale)?;
+        match moe.shared {
+            None => Ok(out),
+            Some(shared) => {
+                let always = self.shared_experts(layer, shared, x, formats)?;
+                self.node(&at, ("", "Add"), [], &[Some(out), Some(always)])
             }
         }
+    }
+
+    /// The experts that see every token, behind their gate if they have one.
+    fn shared_experts(
+        &mut self,
+        layer: &str,
+        shared: Shared,
+        x: ValueId,
+        formats: &LayerFormats,
+    ) -> Result<ValueId, ConvertError> {
+        let (width, asked) = (formats.shared_experts, formats.asked.shared_experts);
+        let format = Format { width, asked, layer: formats, part: Part::SharedExperts };
+        let out = self.mlp(layer, shared.mlp, x, format)?;
+        let Some(gate) = shared.gate else { return Ok(out) };
+        let gate = format!("{layer}.{gate}");
+        let (width, asked) = (formats.router, formats.asked.router);
+        let format = Format { width, asked, layer: formats, part: Part::Router };
+        let logit = self.project(&gate, 1, false, (x, self.config.hidden), format)?;
+        let open = self.node(&scope(&gate), ("", "Sigmoid"), [], &[Some(logit)])?;
+        self.node(&scope(&gate), ("", "Mul"), [], &[Some(out), Some(open)])
+    }
+
+    /// The bank of the widths that the options name; nothing for float.
+    fn rounded(&mut self, moe: &Moe, formats: &LayerFormats) -> Result<Option<Bank>, ConvertError> {
+        let ExpertWidths::Bits { fc1, fc2 } = formats.experts else { return Ok(None) };
+        self.check_rows(moe, fc1, fc2, formats)?;
+        let rounded = |bits| (self.spec(bits, formats), Made::Rounded);
+        let block = match formats.block {
+            Block::Columns(block) => Some(block),
+            Block::Row => None,
+        };
+        Ok(Some(Bank { fc1: rounded(fc1), fc2: rounded(fc2), block }))
     }
 
     /// A bank of the source's codes, or of those of one projection: QMoE has one block size for both and no float zero
@@ -89,17 +124,18 @@ impl Builder<'_> {
         if formats.asked.experts {
             return None;
         }
-        let stored = |weights: &[Weight], bits| {
+        let stored = |rows: &[Rows], bits| {
+            let weights: Vec<Weight> = rows.iter().flat_map(Rows::weights).cloned().collect();
             let consumer = Consumer::Experts { row_wise: false };
-            match self.stored(weights, Width::Bits(bits), false, consumer, formats) {
+            match self.stored(&weights, Width::Bits(bits), false, consumer, formats) {
                 Stored::Quantized(spec, made) => Some((spec, made)),
                 Stored::Float => None,
             }
         };
-        let both: Vec<Weight> = experts.fc1.iter().flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
-        // Rows of the two are interleaved, group by group.
-        let (mut fc1, mut fc2) = if both.windows(2).all(|w| w[0].dtype() == w[1].dtype()) {
-            (stored(&both, fc1)?, stored(&experts.fc2, fc2)?)
+        // Rows of gate and up are interleaved, group by group.
+        let types: Vec<SourceType> = experts.fc1.iter().flat_map(Rows::weights).map(Weight::dtype).collect();
+        let (mut fc1, mut fc2) = if types.windows(2).all(|w| w[0] == w[1]) {
+            (stored(&experts.fc1, fc1)?, stored(&experts.fc2, fc2)?)
         } else {
             ((self.spec(fc1, formats), Made::Rounded), stored(&experts.fc2, fc2)?)
         };
@@ -111,23 +147,65 @@ impl Builder<'_> {
         Some(Bank { fc1, fc2, block: Some(block) })
     }
 
-    fn experts(&mut self, module: &str, moe: Moe) -> Result<Experts, ConvertError> {
+    /// The experts' weights, in whichever layout the checkpoint has them.
+    fn experts(&mut self, module: &str, moe: &Moe) -> Result<Experts, ConvertError> {
+        let (count, hidden, inner) = (moe.experts, self.config.hidden, moe.intermediate);
+        let [gate_up, down] = moe.names.all.map(|name| format!("{module}.{name}"));
+        let transposed = moe.names.fused == Fused::TransposedPairs;
+        let (fc1, fc2) = if self.checkpoint.contains(&format!("{gate_up}_blocks")) {
+            let fc1 = self.checkpoint.take_mxfp4(&gate_up, [count, 2 * inner, hidden])?;
+            (fc1, self.checkpoint.take_mxfp4(&down, [count, hidden, inner])?)
+        } else if self.checkpoint.contains(&gate_up) {
+            let fc1 = self.checkpoint.take_stack(&gate_up, [count, 2 * inner, hidden], transposed)?;
+            (fc1, self.checkpoint.take_stack(&down, [count, hidden, inner], transposed)?)
+        } else {
+            return self.single_experts(module, moe);
+        };
+        let halves = |w: Weight| match moe.names.fused {
+            Fused::Halves => Rows::Interleaved(w.part(0..inner, false), w.part(inner..2 * inner, false)),
+            Fused::TransposedPairs => Rows::Tensor(w),
+        };
+        let biases = if moe.bias {
+            let mut place = |name: &str, width: usize, part| {
+                let bias = format!("{name}_bias");
+                let rows = vec![Rows::Tensor(self.take(&bias, &[count, width])?)];
+                let shape = [count, width];
+                Ok::<_, ConvertError>(self.store.float(
+                    &mut self.graph,
+                    &bias,
+                    self.dtype,
+                    &shape,
+                    rows,
+                    part,
+                ))
+            };
+            Some([place(&gate_up, 2 * inner, Part::ExpertsFc1)?, place(&down, hidden, Part::ExpertsFc2)?])
+        } else {
+            None
+        };
+        let fc1 = fc1.into_iter().map(halves).collect();
+        Ok(Experts { fc1, fc2: fc2.into_iter().map(Rows::Tensor).collect(), biases })
+    }
+
+    /// Experts with tensors of their own.
+    fn single_experts(&mut self, module: &str, moe: &Moe) -> Result<Experts, ConvertError> {
         let (hidden, inner) = (self.config.hidden, moe.intermediate);
-        let mut experts = Experts { fc1: Vec::new(), fc2: Vec::new() };
+        let [gate, up, down] = moe.names.each;
+        let (mut fc1, mut fc2) = (Vec::new(), Vec::new());
         for e in 0..moe.experts {
             let mut take = |name: &str, shape: [usize; 2]| {
                 self.checkpoint.take(&format!("{module}.experts.{e}.{name}.weight"), &shape)
             };
-            experts.fc1.push((take("gate_proj", [inner, hidden])?, take("up_proj", [inner, hidden])?));
-            experts.fc2.push(take("down_proj", [hidden, inner])?);
+            fc1.push(Rows::Interleaved(take(gate, [inner, hidden])?, take(up, [inner, hidden])?));
+            fc2.push(Rows::Tensor(take(down, [hidden, inner])?));
         }
-        Ok(experts)
+        Ok(Experts { fc1, fc2, biases: None })
     }
 
     /// Rows of packed codes must be whole bytes; blocks that do not divide a row are legal but not portable.
     fn check_rows(
         &mut self,
-        moe: Moe,
+        moe: &Moe,
         fc1: Bits,
         fc2: Bits,
         formats: &LayerFormats,
@@ -157,29 +235,27 @@ impl Builder<'_> {
     fn quantized_experts(
         &mut self,
         module: &str,
-        moe: Moe,
-        (x, logits): (ValueId, ValueId),
+        moe: &Moe,
+        (x, routed): (ValueId, Routed),
         experts: Experts,
         bank: Bank,
     ) -> Result<ValueId, ConvertError> {
         let at = scope(module);
         let consumer = Consumer::Experts { row_wise: bank.block.is_none() };
-        let fc1_rows = experts.fc1.into_iter().map(|(gate, up)| Rows::Interleaved(gate, up)).collect();
-        let fc2_rows = experts.fc2.into_iter().map(Rows::Tensor).collect();
         let mut place = |name: &str, stored, rows, part| {
             let name = format!("{module}.experts.{name}");
             self.store.quantized(&mut self.graph, &name, stored, consumer, rows, part)
         };
-        let fc1 = place("gate_up_proj", bank.fc1, fc1_rows, Part::ExpertsFc1);
-        let fc2 = place("down_proj", bank.fc2, fc2_rows, Part::ExpertsFc2);
+        let fc1 = place("gate_up_proj", bank.fc1, experts.fc1, Part::ExpertsFc1);
+        let fc2 = place("down_proj", bank.fc2, experts.fc2, Part::ExpertsFc2);
         let (bits1, bits2) = (bank.fc1.0.bits, bank.fc2.0.bits);
-        let router_weights = if moe.norm_topk {
-            None
-        } else {
-            let axis = [("axis", (-1i64).into())];
-            Some(self.node(&format!("{at}/gate"), ("", "Softmax"), axis, &[Some(logits)])?)
+        let gate = format!("{at}/gate");
+        let logits = self.flat(&gate, routed.choice, moe.experts)?;
+        let router_weights = match routed.weights {
+            None => None,
+            Some(w) => Some(self.flat(&format!("{gate}/mixing"), w, moe.experts)?),
         };
-        let mut attrs = swiglu(moe, moe.norm_topk);
+        let mut attrs = swiglu(moe, moe.routing.normalize);
         attrs.set("expert_weight_bits", bits2.get() as i64);
         if bits1 != bits2 {
             // FC3 inherits the base width, not FC1's, and must equal FC1's although it does not exist.
@@ -197,6 +273,7 @@ impl Builder<'_> {
         (inputs[0], inputs[1]) = (Some(x), Some(logits));
         (inputs[2], inputs[3], inputs[11]) = (Some(fc1.codes), Some(fc1.scales), fc1.zero_points);
         (inputs[5], inputs[6], inputs[12]) = (Some(fc2.codes), Some(fc2.scales), fc2.zero_points);
+        (inputs[4], inputs[7]) = (experts.biases.map(|b| b[0]), experts.biases.map(|b| b[1]));
         inputs[14] = router_weights;
         let name = format!("{at}/experts/QMoE");
         let output = format!("{name}/output_0");
@@ -207,59 +284,51 @@ impl Builder<'_> {
     fn float_experts(
         &mut self,
         module: &str,
-        moe: Moe,
-        (x, logits): (ValueId, ValueId),
+        moe: &Moe,
+        (x, routed): (ValueId, Routed),
         experts: Experts,
     ) -> Result<ValueId, ConvertError> {
         let (e, i, h) = (moe.experts, moe.intermediate, self.config.hidden);
-        let fc1_rows = experts.fc1.into_iter().map(|(gate, up)| Rows::Interleaved(gate, up)).collect();
-        let fc2_rows = experts.fc2.into_iter().map(Rows::Tensor).collect();
         let mut place = |name: &str, shape: [usize; 3], rows, part| {
             let name = format!("{module}.experts.{name}.weight");
             self.store.float(&mut self.graph, &name, self.dtype, &shape, rows, part)
         };
-        let fc1 = place("gate_up_proj", [e, 2 * i, h], fc1_rows, Part::ExpertsFc1);
-        let fc2 = place("down_proj", [e, h, i], fc2_rows, Part::ExpertsFc2);
+        let fc1 = place("gate_up_proj", [e, 2 * i, h], experts.fc1, Part::ExpertsFc1);
+        let fc2 = place("down_proj", [e, h, i], experts.fc2, Part::ExpertsFc2);
         let name = format!("{}/experts/MoE", scope(module));
         let output = format!("{name}/output_0");
-        let inputs = [Some(x), Some(logits), Some(fc1), None, Some(fc2)];
+        let gate = format!("{}/gate", scope(module));
+        let (scores, sum) = self.as_softmax(&gate, moe, routed)?;
+        let logits = self.flat(&gate, scores, e)?;
+        let biases = experts.biases;
+        let inputs =
+            [Some(x), Some(logits), Some(fc1), biases.map(|b| b[0]), Some(fc2), biases.map(|b| b[1])];
         let attrs = swiglu(moe, true);
         let [out] = self.named_node(&name, (MS, "MoE"), attrs, &inputs, [&output])?;
-        Ok(out)
-    }
-
-    /// Multiplies the output of normalised experts by the sum of the chosen experts' weights under the softmax over all
-    /// of them.
-    fn unnormalise(
-        &mut self,
-        at: &str,
-        moe: Moe,
-        out: ValueId,
-        logits: ValueId,
-    ) -> Result<ValueId, ConvertError> {
-        let gate = format!("{at}/gate");
-        let last = || [("axis", (-1i64).into())];
-        let weights = self.node(&gate, ("", "Softmax"), last(), &[Some(logits)])?;
-        let k = self.ints(&format!("/model/constants/ints/{}", moe.top_k), &[moe.top_k as i64])?;
-        let name = format!("{gate}/TopK");
-        let outputs = [format!("{name}/output_0"), format!("{name}/output_1")];
-        let inputs = [Some(weights), Some(k)];
-        let [chosen, _] =
-            self.named_node(&name, ("", "TopK"), last().into(), &inputs, [&outputs[0], &outputs[1]])?;
-        let axis = self.ints("/model/constants/ints/-1", &[-1])?;
-        let keep = [("keepdims", 1i64.into())];
-        let sum = self.node(&gate, ("", "ReduceSum"), keep, &[Some(chosen), Some(axis)])?;
-        self.node(at, ("", "Mul"), [], &[Some(out), Some(sum)])
+        match sum {
+            None => Ok(out),
+            Some(sum) => self.node(&scope(module), ("", "Mul"), [], &[Some(out), Some(sum)]),
+        }
     }
 }
 
-/// Attributes that QMoE and MoE share. Alpha 1, beta 0 and no limit, as Llama and Qwen compute SwiGLU, are defaults.
-fn swiglu(moe: Moe, normalize: bool) -> Attrs {
-    [
+/// Attributes that QMoE and MoE share.
+fn swiglu(moe: &Moe, normalize: bool) -> Attrs {
+    let mut attrs: Attrs = [
         ("k", (moe.top_k as i64).into()),
         ("activation_type", "swiglu".into()),
         ("swiglu_fusion", 1i64.into()),
         ("normalize_routing_weights", i64::from(normalize).into()),
     ]
-    .into()
+    .into();
+    // Alpha 1, beta 0 and no limit, as Llama and Qwen compute SwiGLU, are defaults.
+    let SwiGlu { alpha, beta, limit } = moe.activation;
+    if moe.activation != SwiGlu::PLAIN {
+        attrs.set("activation_alpha", alpha);
+        attrs.set("activation_beta", beta);
+    }
+    if let Some(limit) = limit {
+        attrs.set("swiglu_limit", limit);
+    }
+    attrs
 }

@@ -2,13 +2,24 @@
 
 use crate::ConvertError;
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::{cell::RefCell, collections::BTreeSet, path::Path, rc::Rc};
 
-/// The fields of a JSON object. `null` is the same as absent.
+/// The fields of a JSON object. `null` is the same as absent. Remembers which were asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Fields {
     map: Map<String, Value>,
     prefix: String,
+    /// Shared with the copies that stand for the same object.
+    read: Rc<RefCell<BTreeSet<String>>>,
+}
+
+/// The value of a field that a file leaves out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Given {
+    Count(u64),
+    Number(f64),
+    Flag(bool),
+    Text(&'static str),
 }
 
 /// Extents beyond this are typing errors or attacks, and their products could overflow.
@@ -24,8 +35,37 @@ impl Fields {
         }
     }
 
-    pub(crate) const fn new(map: Map<String, Value>) -> Self {
-        Self { map, prefix: String::new() }
+    pub(crate) fn new(map: Map<String, Value>) -> Self {
+        Self { map, prefix: String::new(), read: Rc::default() }
+    }
+
+    /// The same fields, and these where the file does not have them, not even as `null`.
+    pub(crate) fn with_defaults(&self, defaults: &[(&str, Given)]) -> Self {
+        let mut out = self.clone();
+        for (name, given) in defaults {
+            out.map.entry(*name).or_insert_with(|| match *given {
+                Given::Count(n) => n.into(),
+                Given::Number(x) => x.into(),
+                Given::Flag(b) => b.into(),
+                Given::Text(s) => s.into(),
+            });
+        }
+        out
+    }
+
+    /// The same fields, where lists of one number for each layer are that number.
+    pub(crate) fn with_uniform(&self, names: &[&str]) -> Result<Self, ConvertError> {
+        let mut out = self.clone();
+        for name in names {
+            let Some(Value::Array(list)) = self.value(name) else { continue };
+            match list.first().filter(|first| list.iter().all(|v| v == *first)) {
+                Some(one) => out.map.insert((*name).to_owned(), one.clone()),
+                None => {
+                    return Err(self.wrong(name, "a list of different values", "one value for all layers"));
+                }
+            };
+        }
+        Ok(out)
     }
 
     /// The object in this field, whose own fields are then named `field.name` in errors.
@@ -33,7 +73,7 @@ impl Fields {
         match self.value(name) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                Ok(Some(Self { map: map.clone(), prefix: format!("{}{name}.", self.prefix) }))
+                Ok(Some(Self { prefix: format!("{}{name}.", self.prefix), ..Self::new(map.clone()) }))
             }
             Some(v) => Err(self.wrong(name, v, "an object")),
         }
@@ -44,7 +84,15 @@ impl Fields {
     }
 
     pub(crate) fn value(&self, name: &str) -> Option<&Value> {
-        self.map.get(name).filter(|v| !v.is_null())
+        let value = self.map.get(name).filter(|v| !v.is_null())?;
+        self.read.borrow_mut().insert(name.to_owned());
+        Some(value)
+    }
+
+    /// Fields that have a value and that nobody asked for.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let read = self.read.borrow().clone();
+        self.map.iter().map(|(n, v)| (n.as_str(), v)).filter(move |(n, v)| !v.is_null() && !read.contains(*n))
     }
 
     pub(crate) fn wrong(
@@ -117,6 +165,14 @@ impl Fields {
         v.as_array()
             .and_then(|a| a.iter().map(|i| i.as_u64().map(|i| i as usize)).collect())
             .ok_or_else(|| self.wrong(name, v, "a list of integers"))
+    }
+
+    /// A list of numbers; required.
+    pub(crate) fn floats(&self, name: &str) -> Result<Vec<f64>, ConvertError> {
+        let Some(v) = self.value(name) else { return Err(self.absent(name, "a list of numbers")) };
+        v.as_array()
+            .and_then(|a| a.iter().map(Value::as_f64).collect())
+            .ok_or_else(|| self.wrong(name, v, "a list of numbers"))
     }
 
     /// A finite number, if there is one.

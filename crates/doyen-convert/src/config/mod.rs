@@ -1,15 +1,36 @@
 //! `config.json` as a typed description of a decoder.
 //!
+//! | module | what lives there |
+//! |---|---|
+//! | `family` | the architectures with a recipe, one function each |
+//! | `attention`, `ffn`, `experts`, `rope` | the parts of a layer: types, and how their fields are read |
+//! | `quantization` | how the checkpoint's weights are stored |
+//! | `windows` | which layers see a window only |
+//! | `fields` | typed access, and which fields were read |
+//! | `unread` | what is done about fields that no recipe read |
+//! | `tokens` | special tokens and sampling defaults |
+//!
 //! Every field that the graph depends on is read, with the defaults of the released implementations; a field whose
 //! value the recipes do not implement is refused by name. Nothing else of the crate looks into the JSON.
 
+mod attention;
+mod experts;
 mod family;
+mod ffn;
 mod fields;
+mod quantization;
 mod rope;
 mod tokens;
+mod unread;
+mod windows;
 
-pub use family::Family;
-pub(crate) use fields::Fields;
+pub use attention::{Attention, AttentionNames, QkNorm, Tensors};
+pub use experts::{Correction, ExpertNames, Fused, Groups, Moe, RouterNames, Routing, Score, Shared, SwiGlu};
+pub(crate) use family::WHOLE_NORMS;
+pub use family::architectures;
+pub use ffn::{Activation, Mlp, MlpNames};
+pub(crate) use fields::{Fields, Given};
+pub use quantization::Quantization;
 pub use rope::{Rope, RopeScaling};
 pub use tokens::SpecialTokens;
 
@@ -23,73 +44,115 @@ const MOST_POSITIONS: usize = 1 << 26;
 /// A decoder as `config.json` describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Which recipe family.
-    pub family: Family,
     /// The architecture name as written.
     pub architecture: String,
+    /// The `model.type` that ONNX Runtime GenAI knows for a decoder with these ports.
+    pub genai_type: &'static str,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Rows of the embedding.
     pub vocab: usize,
     /// Longest context.
     pub max_positions: usize,
-    /// Epsilon of every norm.
-    pub norm_eps: f32,
-    /// Whether the head reads the embedding's weights.
-    pub tied: bool,
-    /// Attention, the same in every layer but for its window.
-    pub attention: Attention,
-    /// Rotary embedding.
-    pub rope: Rope,
-    /// Routed experts, when a layer has them.
-    pub moe: Option<Moe>,
-    /// Rows of the dense feed-forward's gate and up projections.
-    pub intermediate: usize,
-    /// Whether the dense feed-forward has biases.
-    pub mlp_bias: bool,
-    /// What differs from layer to layer.
+    /// Every norm but those of single heads.
+    pub norm: Norm,
+    /// Factor on the embedding's rows; 1 for none.
+    pub embedding_scale: f32,
+    /// Factor on what a mixer or feed-forward adds to the residual stream; 1 for none.
+    pub residual_scale: f32,
+    /// Output projection.
+    pub head: Head,
+    /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// Special tokens.
     pub tokens: SpecialTokens,
+    /// How the weights are quantized.
+    pub quantization: Option<Quantization>,
+    /// Things a user should know.
+    pub notices: Vec<String>,
 }
 
-/// Attention dimensions and variations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Whether the query, key and value projections have biases.
-    pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
-    pub output_bias: bool,
-    /// Whether query and key heads are normalised before the rotation.
-    pub qk_norm: bool,
+/// Kind of a norm over the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    /// Which statistics.
+    pub kind: NormKind,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Whether stored weights are the difference to 1.
+    pub zero_centred: bool,
 }
 
-/// Routed experts.
+/// Statistics of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moe {
-    /// Experts of a layer.
-    pub experts: usize,
-    /// Experts a token is sent to.
-    pub top_k: usize,
-    /// Rows of an expert's gate and up projections.
-    pub intermediate: usize,
-    /// Whether the chosen experts' weights are divided by their sum.
-    pub norm_topk: bool,
+pub enum NormKind {
+    /// Root mean square; a weight.
+    Rms,
+    /// Mean and variance; a weight and a bias.
+    MeanVariance,
 }
 
-/// One layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// From normed activations to logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Head {
+    /// Whether it reads the embedding's weights.
+    pub tied: bool,
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// Logits are divided by this; 1 for nothing.
+    pub divisor: f32,
+    /// Logits become `c tanh(logits / c)`, after the division.
+    pub softcap: Option<f32>,
+}
+
+/// One layer: `x += mixer(norm(x))`, `x += ffn(norm(x))`.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
-    /// Positions a query sees, itself included; `None` for all.
-    pub window: Option<usize>,
-    /// Whether the feed-forward is a mixture of experts.
-    pub moe: bool,
+    /// Where the norms stand.
+    pub norms: LayerNorms,
+    /// What moves information between tokens.
+    pub mixer: Mixer,
+    /// What works on each token alone.
+    pub ffn: Ffn,
+}
+
+/// Modules of a layer's norms below `model.layers.N`; `None` where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerNorms {
+    /// Of the mixer's input.
+    pub before_mixer: Option<&'static str>,
+    /// Of the mixer's output, before it is added.
+    pub after_mixer: Option<&'static str>,
+    /// Of the feed-forward's input.
+    pub before_ffn: Option<&'static str>,
+    /// Of the feed-forward's output, before it is added.
+    pub after_ffn: Option<&'static str>,
+}
+
+impl LayerNorms {
+    /// One norm before each half.
+    pub const PRE: Self = Self {
+        before_mixer: Some("input_layernorm"),
+        after_mixer: None,
+        before_ffn: Some("post_attention_layernorm"),
+        after_ffn: None,
+    };
+}
+
+/// What moves information between tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Mixer {
+    /// Attention over cached keys and values of heads.
+    Attention(Attention),
+}
+
+/// What works on each token alone.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ffn {
+    /// One gated feed-forward.
+    Dense(Mlp),
+    /// Routed experts.
+    Moe(Box<Moe>),
 }
 
 impl ModelConfig {
@@ -111,72 +174,93 @@ impl ModelConfig {
     }
 
     pub(crate) fn parse(f: &Fields, generation: Option<&Fields>) -> Result<Self, ConvertError> {
-        let (family, architecture) = Family::of(f)?;
-        refuse_other_features(f)?;
-        let hidden = f.size("hidden_size")?;
-        let attention = family.attention(f, hidden)?;
-        let layer_count = f.size_up_to("num_hidden_layers", MOST_LAYERS)?;
-        let moe = family.moe(f)?;
-        let windows = family.windows(f, layer_count)?;
-        let sparse = family.sparse_layers(f, layer_count)?;
-        let layers = windows.into_iter().zip(sparse).map(|(window, moe)| Layer { window, moe }).collect();
-        let vocab = f.size("vocab_size")?;
+        let family = family::find(f)?;
+        let f = &f.with_defaults(family.defaults);
+        let mut config = (family.read)(f)?;
+        config.tokens = SpecialTokens::read(f, generation, config.vocab)?;
+        family.architecture.clone_into(&mut config.architecture);
+        config.genai_type = family.genai_type;
+        unread::judge(f, &mut config.notices)?;
+        Ok(config)
+    }
+
+    /// A decoder of equal layers with a norm before each half and a dense feed-forward: what families start from.
+    fn plain(f: &Fields, attention: Attention, mlp: Mlp) -> Result<Self, ConvertError> {
+        let mut notices = Vec::new();
+        let max_positions = context(f, attention.rope.as_ref(), &mut notices)?;
+        let layer =
+            Layer { norms: LayerNorms::PRE, mixer: Mixer::Attention(attention), ffn: Ffn::Dense(mlp) };
         Ok(Self {
-            family,
-            architecture,
-            hidden,
-            vocab,
-            max_positions: f.size_up_to("max_position_embeddings", MOST_POSITIONS)?,
-            norm_eps: f.positive_float("rms_norm_eps", Some(1e-6))? as f32,
-            tied: f.flag("tie_word_embeddings", false)?,
-            attention,
-            rope: Rope::read(f)?,
-            moe,
-            intermediate: f.size("intermediate_size")?,
-            mlp_bias: family.mlp_bias(f)?,
-            layers,
-            tokens: SpecialTokens::read(f, generation, vocab)?,
+            architecture: String::new(),
+            genai_type: "",
+            hidden: f.size("hidden_size")?,
+            vocab: f.size("vocab_size")?,
+            max_positions,
+            norm: Norm {
+                kind: NormKind::Rms,
+                eps: f.positive_float("rms_norm_eps", Some(1e-6))? as f32,
+                zero_centred: false,
+            },
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            head: Head {
+                tied: f.flag("tie_word_embeddings", false)?,
+                bias: false,
+                divisor: 1.0,
+                softcap: None,
+            },
+            layers: vec![layer; f.size_up_to("num_hidden_layers", MOST_LAYERS)?],
+            tokens: SpecialTokens::default(),
+            quantization: Quantization::read(f)?,
+            notices,
         })
+    }
+
+    /// The attentions of the layers that have one, first to last, with their layer.
+    pub fn attentions(&self) -> impl Iterator<Item = (usize, &Attention)> {
+        self.layers.iter().enumerate().map(|(i, l)| match &l.mixer {
+            Mixer::Attention(a) => (i, a),
+        })
+    }
+
+    fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut Attention)> {
+        self.layers.iter_mut().enumerate().map(|(i, l)| match &mut l.mixer {
+            Mixer::Attention(a) => (i, a),
+        })
+    }
+
+    /// Gives every rotated layer these divisors of the rotary frequencies.
+    pub(crate) fn set_rope_factors(&mut self, factors: &std::sync::Arc<[f32]>) {
+        for (_, a) in self.attentions_mut() {
+            if let Some(rope) = &mut a.rope {
+                rope.scaling = RopeScaling::Factors(factors.clone());
+            }
+        }
     }
 }
 
-/// Fields of other architectures that change the computation; a checkpoint that sets one is not what its
-/// architecture name says.
-fn refuse_other_features(f: &Fields) -> Result<(), ConvertError> {
-    if let Some(act) = f.string("hidden_act")?
-        && act != "silu"
-    {
-        return Err(ConvertError::config("hidden_act", format!("{act:?}"), "\"silu\""));
-    }
-    if let Some(q) = f.value("quantization_config") {
-        let method = q.get("quant_method").and_then(|m| m.as_str()).unwrap_or("unknown");
-        return Err(ConvertError::config(
-            "quantization_config",
-            format!("present (quant_method {method:?})"),
-            "nothing: only unquantized checkpoints are read",
-        ));
-    }
-    for field in [
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "query_pre_attn_scalar",
-        "embedding_multiplier",
-        "residual_multiplier",
-        "attention_multiplier",
-        "logits_scaling",
-        "shared_expert_intermediate_size",
-        "n_shared_experts",
-        "no_rope_layers",
-        "attention_chunk_size",
-        "num_nextn_predict_layers",
-    ] {
-        if let Some(v) = f.value(field)
-            && v.as_f64() != Some(0.0)
-        {
-            return Err(ConvertError::config(field, v, "nothing: no recipe here implements it"));
+/// Positions that the rotation is right for.
+fn context(f: &Fields, rope: Option<&Rope>, notices: &mut Vec<String>) -> Result<usize, ConvertError> {
+    let positions = f.size_up_to("max_position_embeddings", MOST_POSITIONS)?;
+    match rope.map(|r| &r.scaling) {
+        Some(RopeScaling::LongRope { original, .. }) if *original < positions => {
+            notices.push(format!(
+                "longrope: the package's context is {original} positions (original_max_position_embeddings), within which \
+                 the short factors hold; the {positions} of max_position_embeddings need other factors, chosen by the \
+                 length of each sequence, for which there is no operator"
+            ));
+            Ok(*original)
         }
+        Some(RopeScaling::Yarn { factor, original, .. }) if (factor * original) as usize > positions => {
+            notices.push(format!(
+                "yarn scaling reaches {} positions, max_position_embeddings says {positions}: the package's context is \
+                 {positions}; raise it in config.json for more",
+                (factor * original) as usize
+            ));
+            Ok(positions)
+        }
+        _ => Ok(positions),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Rotary embeddings: both spellings of the parameters, and the frequencies they mean.
 //!
-//! Formulas follow the released implementations (`llama3`, `yarn` and `linear` rope types), including their f32
-//! roundings: frequencies and angles are rounded to f32 before the cosine is taken.
+//! Formulas follow the released implementations (`llama3`, `yarn`, `longrope` and `linear` rope types), including their
+//! f32 roundings: frequencies and angles are rounded to f32 before the cosine is taken.
 
 use super::Fields;
 use crate::ConvertError;
@@ -12,6 +12,10 @@ use std::{f64::consts::PI, sync::Arc};
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
+    /// Channels that are rotated, the first of a head.
+    pub dim: usize,
+    /// Whether pairs of the rotation are neighbours instead of half of `dim` apart.
+    pub interleaved: bool,
     /// How frequencies are stretched for longer contexts.
     pub scaling: RopeScaling,
 }
@@ -54,41 +58,93 @@ pub enum RopeScaling {
     },
     /// Every frequency divided by a factor of its own, as GGUF files hold them.
     Factors(Arc<[f32]>),
+    /// LongRoPE within the context before stretching: a divisor for every frequency, and a factor on cosine and sine.
+    /// Beyond it other divisors hold, for all positions of the sequence, which no operator here can choose by length.
+    LongRope {
+        /// Divisors up to `original` positions.
+        short: Arc<[f32]>,
+        /// Context length before stretching.
+        original: usize,
+        /// Factor on cosine and sine.
+        attention_factor: f64,
+    },
 }
 
 impl Rope {
     /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`.
-    pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
-        check_partial(f)?;
+    pub(super) fn read(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
         let (name, params) = match f.object("rope_parameters")? {
             Some(p) => ("rope_parameters", Some(p)),
             None => ("rope_scaling", f.object("rope_scaling")?),
         };
-        let outer = f.float("rope_theta")?;
-        let Some(params) = params else {
-            let theta = f.positive_float("rope_theta", Some(10000.0))?;
-            return Ok(Self { theta, scaling: RopeScaling::Default });
-        };
-        check_partial(&params)?;
-        let theta = params.positive_float("rope_theta", Some(outer.unwrap_or(10000.0)))?;
-        Ok(Self { theta, scaling: RopeScaling::read(f, name, &params)? })
+        Self::of(f, name, params.as_ref(), head_dim)
     }
 
-    /// Frequencies of the `head_dim / 2` channel pairs, and the factor on cosine and sine.
-    pub fn frequencies(&self, head_dim: usize) -> (Vec<f32>, f32) {
-        let powers = (0..head_dim / 2).map(|i| self.theta.powf((2 * i) as f64 / head_dim as f64) as f32);
+    /// As [`read`](Self::read), where `rope_parameters` may hold an object for each type of layer: takes that of `kind`.
+    pub(super) fn read_kind(f: &Fields, kind: &str, head_dim: usize) -> Result<Self, ConvertError> {
+        let outer = f.object("rope_parameters")?;
+        match outer.as_ref().map(|p| p.object(kind)).transpose()?.flatten() {
+            Some(own) => Self::of(f, &format!("rope_parameters.{kind}"), Some(&own), head_dim),
+            None => Self::read(f, head_dim),
+        }
+    }
+
+    /// Without scaling.
+    pub(super) fn unscaled(theta: f64, dim: usize) -> Self {
+        Self { theta, dim, interleaved: false, scaling: RopeScaling::Default }
+    }
+
+    fn of(f: &Fields, name: &str, params: Option<&Fields>, head_dim: usize) -> Result<Self, ConvertError> {
+        let outer = f.float("rope_theta")?;
+        let part = match params.map(|p| p.float("partial_rotary_factor")).transpose()?.flatten() {
+            Some(part) => Some(part),
+            None => f.float("partial_rotary_factor")?,
+        };
+        let dim = match part {
+            None => head_dim,
+            Some(part) if part > 0.0 && part <= 1.0 => (head_dim as f64 * part) as usize,
+            Some(part) => return Err(f.wrong("partial_rotary_factor", part, "above 0, at most 1")),
+        };
+        // The rotary caches of GroupQueryAttention must have a multiple of 8 columns, half a head each.
+        if dim == 0 || !dim.is_multiple_of(16) {
+            return Err(match part {
+                Some(part) if part != 1.0 => {
+                    let expected =
+                        format!("a share of head_dim = {head_dim} that is a multiple of 16 channels");
+                    f.wrong("partial_rotary_factor", part, expected)
+                }
+                _ => f.wrong("head_dim", head_dim, "a multiple of 16"),
+            });
+        }
+        let Some(params) = params else {
+            return Ok(Self::unscaled(f.positive_float("rope_theta", Some(10000.0))?, dim));
+        };
+        let theta = params.positive_float("rope_theta", Some(outer.unwrap_or(10000.0)))?;
+        if let Some(theta) = stretched(params, theta, dim)? {
+            return Ok(Self::unscaled(theta, dim));
+        }
+        Ok(Self { scaling: RopeScaling::read(f, name, params, dim)?, ..Self::unscaled(theta, dim) })
+    }
+
+    /// Frequencies of the `dim / 2` channel pairs, and the factor on cosine and sine.
+    pub fn frequencies(&self) -> (Vec<f32>, f32) {
+        let dim = self.dim;
+        let powers = (0..dim / 2).map(|i| self.theta.powf((2 * i) as f64 / dim as f64) as f32);
         match self.scaling {
             RopeScaling::Default => (powers.map(|p| 1.0 / p).collect(), 1.0),
             RopeScaling::Linear { factor } => (powers.map(|p| 1.0 / p / factor as f32).collect(), 1.0),
             RopeScaling::Factors(ref factors) => {
                 (powers.zip(&**factors).map(|(p, f)| 1.0 / p / f).collect(), 1.0)
             }
+            RopeScaling::LongRope { ref short, attention_factor, .. } => {
+                (powers.zip(&**short).map(|(p, f)| 1.0 / (f * p)).collect(), attention_factor as f32)
+            }
             RopeScaling::Llama3 { factor, low, high, original } => (
                 powers.map(|p| llama3(f64::from(1.0 / p), factor, low, high, original) as f32).collect(),
                 1.0,
             ),
             RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, attention_factor } => {
-                let (start, end) = yarn_ramp(head_dim, self.theta, original, beta_fast, beta_slow, truncate);
+                let (start, end) = yarn_ramp(dim, self.theta, original, beta_fast, beta_slow, truncate);
                 let blend = |(i, p): (usize, f32)| {
                     let divided = ((i as f64 - start) / (end - start)).clamp(0.0, 1.0);
                     let freq = 1.0 / f64::from(p);
@@ -100,16 +156,23 @@ impl Rope {
     }
 }
 
-/// Partial rotation is read so that it can be refused: the recipes rotate whole heads.
-fn check_partial(f: &Fields) -> Result<(), ConvertError> {
-    match f.float("partial_rotary_factor")? {
-        None | Some(1.0) => Ok(()),
-        Some(p) => Err(f.wrong("partial_rotary_factor", p, "1.0 or nothing")),
+/// The base of "dynamic" scaling by a fixed `alpha`, which does not depend on the length. Other fields of such a file say
+/// nothing.
+fn stretched(p: &Fields, theta: f64, dim: usize) -> Result<Option<f64>, ConvertError> {
+    let kind = match p.string("rope_type")? {
+        Some(kind) => Some(kind),
+        None => p.string("type")?,
+    };
+    match (kind, p.float("alpha")?) {
+        (Some("dynamic"), Some(alpha)) if alpha > 0.0 => {
+            Ok(Some(theta * alpha.powf(dim as f64 / (dim as f64 - 2.0))))
+        }
+        _ => Ok(None),
     }
 }
 
 impl RopeScaling {
-    fn read(config: &Fields, name: &str, p: &Fields) -> Result<Self, ConvertError> {
+    fn read(config: &Fields, name: &str, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
         const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
         let kind = match p.string("rope_type")? {
             Some(kind) => kind,
@@ -136,9 +199,22 @@ impl RopeScaling {
                     "finetuned",
                 ],
             ),
+            // The first name is that of early releases.
+            "su" | "longrope" => (
+                Self::read_longrope(config, p, dim)?,
+                &[
+                    "factor",
+                    "original_max_position_embeddings",
+                    "short_factor",
+                    "long_factor",
+                    "short_mscale",
+                    "long_mscale",
+                    "attention_factor",
+                ],
+            ),
             other => {
                 let field = format!("{name}.rope_type");
-                let expected = "\"default\", \"linear\", \"llama3\" or \"yarn\"";
+                let expected = "\"default\", \"linear\", \"llama3\", \"yarn\" or \"longrope\"";
                 return Err(ConvertError::config(field, format!("{other:?}"), expected));
             }
         };
@@ -160,6 +236,29 @@ impl RopeScaling {
             low,
             high,
             original: p.positive_float("original_max_position_embeddings", None)?,
+        })
+    }
+
+    fn read_longrope(config: &Fields, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        let positions = config.size("max_position_embeddings")?;
+        let original = match p.optional_size(ORIGINAL)? {
+            Some(n) => n,
+            None => config.size(ORIGINAL)?,
+        };
+        let divisors = p.floats("short_factor")?;
+        if divisors.len() != dim / 2 || divisors.iter().any(|d| !(d.is_finite() && *d > 0.0)) {
+            let found = format!("{} numbers", divisors.len());
+            return Err(p.wrong("short_factor", found, format!("{} numbers above 0", dim / 2)));
+        }
+        let stretch = positions as f64 / original as f64;
+        let default = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
+        let attention_factor = p.positive_float("attention_factor", Some(default))?;
+        Ok(Self::LongRope {
+            short: divisors.into_iter().map(|d| d as f32).collect(),
+            original,
+            // Phi-3.5-MoE states the factor for each side.
+            attention_factor: p.positive_float("short_mscale", Some(attention_factor))?,
         })
     }
 

@@ -18,6 +18,14 @@ fn parse(changes: Value) -> Result<ModelConfig, ConvertError> {
     ModelConfig::parse(&Fields::new(map), None)
 }
 
+fn attention(c: &ModelConfig) -> &Attention {
+    c.attentions().next().unwrap().1
+}
+
+fn rope(changes: Value) -> Rope {
+    attention(&parse(changes).unwrap()).rope.clone().unwrap()
+}
+
 fn refusal(changes: Value) -> String {
     parse(changes).unwrap_err().to_string()
 }
@@ -28,11 +36,14 @@ fn fields_the_graph_depends_on() {
         "norm_topk_prob": true, "mlp_only_layers": [3], "decoder_sparse_step": 2, "tie_word_embeddings": true,
     }))
     .unwrap();
-    assert_eq!(c.layers.iter().map(|l| l.moe).collect::<Vec<_>>(), [false, true, false, false]);
-    assert!(c.tied && c.attention.qk_norm && !c.attention.qkv_bias);
-    assert_eq!(c.moe, Some(Moe { experts: 8, top_k: 2, intermediate: 32, norm_topk: true }));
+    let sparse: Vec<bool> = c.layers.iter().map(|l| matches!(l.ffn, Ffn::Moe(_))).collect();
+    assert_eq!(sparse, [false, true, false, false]);
+    let attention = attention(&c);
+    assert!(c.head.tied && attention.qk_norm == Some(QkNorm::Heads) && !attention.qkv_bias);
+    let Ffn::Moe(moe) = &c.layers[1].ffn else { unreachable!() };
+    assert_eq!((moe.experts, moe.top_k, moe.intermediate, moe.routing), (8, 2, 32, Routing::SOFTMAX));
     assert_eq!(c.tokens.eos.iter().map(|t| t.0).collect::<Vec<_>>(), [2, 3]);
-    assert_eq!(c.rope, Rope { theta: 10000.0, scaling: RopeScaling::Default });
+    assert_eq!(attention.rope, Some(Rope::unscaled(10000.0, 32)));
 }
 
 #[test]
@@ -42,14 +53,20 @@ fn families_differ() {
         changes.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         parse(changes)
     };
-    let qwen2 = dense("Qwen2ForCausalLM", json!({})).unwrap().attention;
-    assert!(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm && qwen2.head_dim == 16);
+    let c = dense("Qwen2ForCausalLM", json!({})).unwrap();
+    let qwen2 = attention(&c);
+    assert!(qwen2.qkv_bias && !qwen2.output_bias && qwen2.qk_norm.is_none() && qwen2.head_dim == 16);
     let llama = dense("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true})).unwrap();
-    assert!(llama.attention.output_bias && llama.mlp_bias);
-    assert_eq!(dense("Qwen3ForCausalLM", json!({})).unwrap().attention.head_dim, 128);
+    assert!(attention(&llama).output_bias && matches!(llama.layers[0].ffn, Ffn::Dense(m) if m.bias));
+    let mut bare = json!({"architectures": ["Qwen3ForCausalLM"], "num_experts": null});
+    bare.as_object_mut().unwrap().extend(base().as_object().unwrap().clone().into_iter().filter(|(n, _)| {
+        !matches!(n.as_str(), "architectures" | "head_dim" | "num_experts" | "num_experts_per_tok")
+    }));
+    let Value::Object(bare) = bare else { unreachable!() };
+    assert_eq!(attention(&ModelConfig::parse(&Fields::new(bare), None).unwrap()).head_dim, 128);
     let slides = json!({"use_sliding_window": true, "sliding_window": 16, "max_window_layers": 3});
-    let windows = dense("Qwen2ForCausalLM", slides).unwrap().layers;
-    assert_eq!(windows.iter().map(|l| l.window).collect::<Vec<_>>(), [None, None, None, Some(16)]);
+    let c = dense("Qwen2ForCausalLM", slides).unwrap();
+    assert_eq!(c.attentions().map(|(_, a)| a.window).collect::<Vec<_>>(), [None, None, None, Some(16)]);
     let e = dense("LlamaForCausalLM", json!({"sliding_window": 16})).unwrap_err().to_string();
     assert!(e.contains("sliding_window is 16"), "{e}");
 }
@@ -58,15 +75,32 @@ fn families_differ() {
 fn unsupported_values_are_named() {
     for (changes, field, found) in [
         (json!({"hidden_act": "gelu"}), "hidden_act", "gelu"),
-        (json!({"quantization_config": {"quant_method": "gptq"}}), "quantization_config", "gptq"),
-        (json!({"rope_scaling": {"rope_type": "longrope"}}), "rope_scaling.rope_type", "longrope"),
+        (
+            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
+            "quantization_config.quant_method",
+            "bitsandbytes",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 3}}),
+            "quantization_config.bits",
+            "3",
+        ),
+        (json!({"rope_scaling": {"rope_type": "dynamic"}}), "rope_scaling.rope_type", "dynamic"),
+        (
+            json!({"rope_scaling": {
+                "rope_type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64
+            }}),
+            "rope_scaling.short_factor",
+            "1 numbers",
+        ),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor", "absent"),
         (
             json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}),
             "mrope_section",
             "present",
         ),
-        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
+        (json!({"partial_rotary_factor": 0.25}), "partial_rotary_factor", "0.25"),
+        (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor", "1.5"),
         (json!({"num_experts_per_tok": 9}), "num_experts_per_tok", "9"),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads", "3"),
         (json!({"hidden_size": -4}), "hidden_size", "-4"),
@@ -82,24 +116,24 @@ fn unsupported_values_are_named() {
         assert!(e.contains(field) && e.contains(found) && e.contains("expected"), "{e}");
     }
     let e = refusal(json!({"architectures": ["MambaForCausalLM"]}));
-    assert!(e.contains("MambaForCausalLM") && e.contains("LlamaForCausalLM, Qwen2ForCausalLM"), "{e}");
+    assert!(e.contains("MambaForCausalLM") && e.contains("Qwen2ForCausalLM, Qwen3ForCausalLM"), "{e}");
 }
 
 #[test]
 fn both_spellings_of_rope() {
     let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}});
     let new = json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}});
-    let expected = Rope { theta: 5e5, scaling: RopeScaling::Linear { factor: 4.0 } };
-    assert_eq!(parse(old).unwrap().rope, expected);
-    assert_eq!(parse(new).unwrap().rope, expected);
-    assert_eq!(parse(json!({"rope_parameters": {"rope_type": "default"}})).unwrap().rope.theta, 10000.0);
+    let expected = Rope { scaling: RopeScaling::Linear { factor: 4.0 }, ..Rope::unscaled(5e5, 32) };
+    assert_eq!(rope(old), expected);
+    assert_eq!(rope(new), expected);
+    assert_eq!(rope(json!({"rope_parameters": {"rope_type": "default"}})).theta, 10000.0);
 }
 
 #[test]
 fn llama3_keeps_high_divides_low_and_blends_between() {
     let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 32.0 };
-    let (scaled, factor) = Rope { theta: 5e5, scaling }.frequencies(32);
-    let (plain, _) = Rope { theta: 5e5, scaling: RopeScaling::Default }.frequencies(32);
+    let (scaled, factor) = Rope { scaling, ..Rope::unscaled(5e5, 32) }.frequencies();
+    let (plain, _) = Rope::unscaled(5e5, 32).frequencies();
     assert_eq!((scaled[0], factor), (plain[0], 1.0));
     assert_eq!(scaled[15], plain[15] / 8.0);
     // Pair 2 has wavelength 2 pi 5e5^(1/8) = 32.4 > 32, pair 1 has 14.3: between 8 and 32.
@@ -114,9 +148,8 @@ fn yarn_ramp_and_attention_factor() {
     let yarn = json!({"rope_scaling": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768
     }, "rope_theta": 1e6, "head_dim": 128});
-    let rope = parse(yarn).unwrap().rope;
-    let (scaled, factor) = rope.frequencies(128);
-    let (plain, _) = Rope { theta: 1e6, scaling: RopeScaling::Default }.frequencies(128);
+    let (scaled, factor) = rope(yarn).frequencies();
+    let (plain, _) = Rope::unscaled(1e6, 128).frequencies();
     assert!((factor - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-6);
     // 128 ln(32768 / (32 * 2 pi)) / (2 ln 1e6) = 23.6 and 128 ln(32768 / 2 pi) / (2 ln 1e6) = 39.6.
     assert_eq!(scaled[23], plain[23]);

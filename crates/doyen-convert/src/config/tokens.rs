@@ -6,7 +6,7 @@ use doyen_tensor::TokenId;
 use serde_json::{Map, Value};
 
 /// Special tokens, and how the checkpoint's makers sample from it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SpecialTokens {
     /// Begin of sequence.
     pub bos: Option<TokenId>,

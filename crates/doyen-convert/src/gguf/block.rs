@@ -18,6 +18,8 @@ pub struct Unpacked {
     pub scales: Vec<f32>,
     /// Minimums, exact in float32; empty for types without.
     pub mins: Vec<f32>,
+    /// Zero points of the codes; empty for types without.
+    pub zero_points: Vec<u8>,
 }
 
 impl Unpacked {
@@ -26,8 +28,13 @@ impl Unpacked {
         self.codes.chunks(group).enumerate().flat_map(move |(g, codes)| {
             let scale = self.scales[g];
             let min = self.mins.get(g).copied();
+            let zero = self.zero_points.get(g).copied();
             codes.iter().map(move |&q| {
-                let product = scale * f32::from(q);
+                let steps = match zero {
+                    None => f32::from(q),
+                    Some(z) => f32::from(q.cast_unsigned()) - f32::from(z),
+                };
+                let product = scale * steps;
                 min.map_or(product, |m| product + m)
             })
         })
@@ -45,6 +52,7 @@ impl Unpacked {
             codes: zip(&self.codes, &other.codes, cols),
             scales: zip(&self.scales, &other.scales, groups),
             mins: zip(&self.mins, &other.mins, groups),
+            zero_points: zip(&self.zero_points, &other.zero_points, groups),
         }
     }
 }

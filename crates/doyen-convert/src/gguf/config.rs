@@ -9,12 +9,15 @@ use super::{
     tokenizer,
     types::GgmlType,
 };
-use crate::{ConvertError, config::Fields};
+use crate::{
+    ConvertError,
+    config::{Fields, WHOLE_NORMS},
+};
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
 
 /// Keys below the prefix that become a field as they are.
-const COPIED: [(&str, &str); 11] = [
+const COPIED: [(&str, &str); 14] = [
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
     ("feed_forward_length", "intermediate_size"),
@@ -26,6 +29,9 @@ const COPIED: [(&str, &str); 11] = [
     ("rope.freq_base", "rope_theta"),
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("rope.freq_base_swa", "rope_local_base_freq"),
 ];
 
 /// Keys below the prefix that are read by name.
@@ -62,11 +68,11 @@ struct Keys<'a> {
     prefix: &'static str,
 }
 
-pub(super) fn read(file: &GgufFile, arch: Architecture) -> Result<Config, ConvertError> {
-    let keys = Keys { metadata: &file.metadata, prefix: arch.prefix() };
+pub(super) fn read(file: &GgufFile, arch: &Architecture) -> Result<Config, ConvertError> {
+    let keys = Keys { metadata: &file.metadata, prefix: arch.name };
     keys.check_known()?;
     let mut fields = Map::new();
-    fields.insert("architectures".into(), json!([arch.checkpoint_name()]));
+    fields.insert("architectures".into(), json!([arch.checkpoint_name]));
     for (key, field) in COPIED {
         if let Some(v) = keys.number(key)? {
             fields.insert(field.into(), v);
@@ -80,7 +86,10 @@ pub(super) fn read(file: &GgufFile, arch: Architecture) -> Result<Config, Conver
         fields.insert("rope_scaling".into(), scaling);
     }
     fields.extend(biases(file, arch));
-    if arch == Architecture::Qwen3Moe {
+    if arch.is_gemma() {
+        fields.extend(keys.gemma(head_dim)?);
+    }
+    if arch.moe {
         let inner = keys.number("expert_feed_forward_length")?;
         let inner =
             inner.ok_or_else(|| keys.absent("expert_feed_forward_length", "the rows of an expert"))?;
@@ -103,10 +112,10 @@ pub(super) fn read(file: &GgufFile, arch: Architecture) -> Result<Config, Conver
 }
 
 /// Whether projections have biases: the file says so by having them.
-fn biases(file: &GgufFile, arch: Architecture) -> Vec<(String, Json)> {
+fn biases(file: &GgufFile, arch: &Architecture) -> Vec<(String, Json)> {
     let has = |module: &str| file.tensors.contains_key(&format!("blk.0.{module}.bias"));
     let mut out = Vec::new();
-    if arch != Architecture::Qwen2 && has("attn_q") {
+    if !arch.biased && has("attn_q") {
         out.push(("attention_bias".to_owned(), true.into()));
     }
     if has("ffn_up") {
@@ -225,6 +234,27 @@ impl Keys<'_> {
         Ok(head_dim)
     }
 
+    /// What Gemma's files leave to their reader: norms hold `1 + w`, and scores are divided by the root of the head's
+    /// channels, but for the largest models by that of the stream's channels for each head.
+    fn gemma(&self, head_dim: usize) -> Result<Map<String, Json>, ConvertError> {
+        const LARGEST: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
+        let mut out = Map::new();
+        out.insert(WHOLE_NORMS.into(), true.into());
+        if self.prefix == "gemma" {
+            return Ok(out);
+        }
+        let number =
+            |name| Ok::<_, ConvertError>(self.number(name)?.and_then(|v| v.as_u64()).unwrap_or_default());
+        let layers = number("block_count")?;
+        let largest = LARGEST.iter().any(|(name, n)| *name == self.prefix && *n == layers);
+        let scalar = match number("attention.head_count")? {
+            heads if largest && heads > 0 => number("embedding_length")? / heads,
+            _ => head_dim as u64,
+        };
+        out.insert("query_pre_attn_scalar".into(), scalar.into());
+        Ok(out)
+    }
+
     fn rope_scaling(&self) -> Result<Option<Json>, ConvertError> {
         let kind = self.metadata.string(&self.key("rope.scaling.type"))?;
         let mut scaling = Map::new();
@@ -258,10 +288,10 @@ impl Keys<'_> {
 }
 
 /// A refusal of a field as one of the key it came from.
-pub(super) fn explain(error: ConvertError, metadata: &Metadata, arch: Architecture) -> ConvertError {
+pub(super) fn explain(error: ConvertError, metadata: &Metadata, arch: &Architecture) -> ConvertError {
     let ConvertError::Config { field, found, expected } = error else { return error };
     let (key, expected) = match COPIED.iter().find(|(_, f)| *f == field) {
-        Some((key, _)) => (format!("{}.{key}", arch.prefix()), expected),
+        Some((key, _)) => (format!("{}.{key}", arch.name), expected),
         None => (field, expected),
     };
     metadata.wrong(&key, found, &expected)

@@ -49,7 +49,7 @@ pub(crate) struct Model {
     pub rope_factors: Option<Arc<[f32]>>,
     fields: Fields,
     metadata: Metadata,
-    arch: Architecture,
+    arch: &'static Architecture,
 }
 
 /// Whether `path` is taken for a GGUF file: by its name, or by its first bytes.

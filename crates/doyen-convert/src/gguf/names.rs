@@ -10,53 +10,95 @@ use super::{
 };
 use crate::{
     ConvertError,
-    source::{Checkpoint, Entry, RowOrder, SourceType},
+    source::{Checkpoint, Entry, Naming, RowOrder, SourceType},
 };
 use std::collections::BTreeMap;
 
 /// An architecture of the GGUF registry that a recipe exists for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Architecture {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Architecture {
+    /// Its name in GGUF files, which its metadata keys start with.
+    pub name: &'static str,
+    /// Its name in config.json.
+    pub checkpoint_name: &'static str,
+    /// Whether query and key rows are stored with rotated pairs beside each other.
+    pairs_rows: bool,
+    /// Whether query, key and value always have biases.
+    pub biased: bool,
+    /// Whether layers have experts.
+    pub moe: bool,
+    /// Norms of a layer: name here, name in a checkpoint.
+    norms: &'static [(&'static str, &'static str)],
 }
+
+const PRE: &[(&str, &str)] = &[("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")];
+const SANDWICH: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+const PLAIN: Architecture = Architecture {
+    name: "llama",
+    checkpoint_name: "LlamaForCausalLM",
+    pairs_rows: true,
+    biased: false,
+    moe: false,
+    norms: PRE,
+};
+const PAIRS_APART: Architecture = Architecture { pairs_rows: false, ..PLAIN };
+
+static KNOWN: [Architecture; 7] = [
+    PLAIN,
+    Architecture { name: "qwen2", checkpoint_name: "Qwen2ForCausalLM", biased: true, ..PAIRS_APART },
+    Architecture { name: "qwen3", checkpoint_name: "Qwen3ForCausalLM", ..PAIRS_APART },
+    Architecture { name: "qwen3moe", checkpoint_name: "Qwen3MoeForCausalLM", moe: true, ..PAIRS_APART },
+    Architecture { name: "gemma", checkpoint_name: "GemmaForCausalLM", ..PAIRS_APART },
+    Architecture { name: "gemma2", checkpoint_name: "Gemma2ForCausalLM", norms: SANDWICH, ..PAIRS_APART },
+    Architecture { name: "gemma3", checkpoint_name: "Gemma3ForCausalLM", norms: SANDWICH, ..PAIRS_APART },
+];
 
 const KEY: &str = "general.architecture";
 
-/// Name in GGUF files, name in config.json.
-const KNOWN: [(&str, &str, Architecture); 4] = [
-    ("llama", "LlamaForCausalLM", Architecture::Llama),
-    ("qwen2", "Qwen2ForCausalLM", Architecture::Qwen2),
-    ("qwen3", "Qwen3ForCausalLM", Architecture::Qwen3),
-    ("qwen3moe", "Qwen3MoeForCausalLM", Architecture::Qwen3Moe),
-];
-
 impl Architecture {
-    pub(super) fn of(metadata: &Metadata) -> Result<Self, ConvertError> {
+    pub(super) fn of(metadata: &Metadata) -> Result<&'static Self, ConvertError> {
         let known = || {
-            let names: Vec<_> = KNOWN.iter().map(|(n, ..)| *n).collect();
+            let names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();
             format!("an architecture with a recipe: {}", names.join(", "))
         };
         let name = metadata.string(KEY)?.ok_or_else(|| metadata.absent(KEY, &known()))?;
-        let found = KNOWN.iter().find(|(n, ..)| *n == name);
-        found.map(|(.., a)| *a).ok_or_else(|| metadata.wrong(KEY, format!("{name:?}"), &known()))
+        KNOWN
+            .iter()
+            .find(|a| a.name == name)
+            .ok_or_else(|| metadata.wrong(KEY, format!("{name:?}"), &known()))
     }
 
-    /// What its metadata keys start with.
-    pub(super) fn prefix(self) -> &'static str {
-        KNOWN.iter().find(|(.., a)| *a == self).map_or("", |(n, ..)| n)
+    /// Whether it is a Gemma: norms are stored whole, embeddings are scaled.
+    pub(super) fn is_gemma(&self) -> bool {
+        self.name.starts_with("gemma")
     }
 
-    /// Its name in config.json.
-    pub(super) fn checkpoint_name(self) -> &'static str {
-        KNOWN.iter().find(|(.., a)| *a == self).map_or("", |(_, n, _)| n)
+    /// The name in a checkpoint of a module inside of layers.
+    fn inside(&self, module: &str) -> Option<&'static str> {
+        renamed(self.norms, module).or_else(|| renamed(&INSIDE, module))
     }
+}
 
-    /// Whether query and key rows are stored with rotated pairs beside each other.
-    const fn pairs_rows(self) -> bool {
-        matches!(self, Self::Llama)
+impl Naming for Architecture {
+    fn stored_name(&self, asked: &str) -> Option<String> {
+        let (rest, kind) = asked.rsplit_once('.')?;
+        let back = |table: &[(&'static str, &str)], module: &str| {
+            table.iter().find(|(_, n)| *n == module).map(|(n, _)| *n)
+        };
+        let Some((layer, module)) = rest.strip_prefix("model.layers.").and_then(|r| r.split_once('.')) else {
+            return back(&OUTSIDE, rest).map(|m| format!("{m}.{kind}"));
+        };
+        let module = match module.strip_prefix("mlp.experts.").and_then(|m| m.split_once('.')) {
+            Some((_, projection)) => back(&EXPERTS, projection)?,
+            None => back(self.norms, module).or_else(|| back(&INSIDE, module))?,
+        };
+        Some(format!("blk.{layer}.{module}.{kind}"))
     }
 }
 
@@ -70,9 +112,7 @@ const OUTSIDE: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// Modules of a layer.
-const INSIDE: [(&str, &str); 12] = [
-    ("attn_norm", "input_layernorm"),
-    ("ffn_norm", "post_attention_layernorm"),
+const INSIDE: [(&str, &str); 10] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),
@@ -110,26 +150,10 @@ fn renamed(table: &[(&str, &'static str)], module: &str) -> Option<&'static str>
     table.iter().find(|(n, _)| *n == module).map(|(_, n)| *n)
 }
 
-/// The stored name of a tensor that a recipe asks for; for messages.
-fn stored_name(asked: &str) -> Option<String> {
-    let (rest, kind) = asked.rsplit_once('.')?;
-    let back = |table: &[(&'static str, &str)], module: &str| {
-        table.iter().find(|(_, n)| *n == module).map(|(n, _)| *n)
-    };
-    let Some((layer, module)) = rest.strip_prefix("model.layers.").and_then(|r| r.split_once('.')) else {
-        return back(&OUTSIDE, rest).map(|m| format!("{m}.{kind}"));
-    };
-    let module = match module.strip_prefix("mlp.experts.").and_then(|m| m.split_once('.')) {
-        Some((_, projection)) => back(&EXPERTS, projection)?,
-        None => back(&INSIDE, module)?,
-    };
-    Some(format!("blk.{layer}.{module}.{kind}"))
-}
-
 /// The tensors of a file as those of a checkpoint folder. `heads` are query and key heads.
 pub(super) fn checkpoint(
     file: GgufFile,
-    arch: Architecture,
+    arch: &'static Architecture,
     head_dim: usize,
 ) -> Result<Checkpoint, ConvertError> {
     let mut out = BTreeMap::new();
@@ -150,11 +174,11 @@ pub(super) fn checkpoint(
         let asked = parsed.and_then(|n| {
             Some(match n.layer {
                 None => format!("{}.{}", renamed(&OUTSIDE, n.module)?, n.kind),
-                Some(layer) => format!("model.layers.{layer}.{}.{}", renamed(&INSIDE, n.module)?, n.kind),
+                Some(layer) => format!("model.layers.{layer}.{}.{}", arch.inside(n.module)?, n.kind),
             })
         });
         let rotated = name.starts_with("blk.") && (name.contains(".attn_q.") || name.contains(".attn_k."));
-        let order = if rotated && arch.pairs_rows() {
+        let order = if rotated && arch.pairs_rows {
             RowOrder::RotaryPairs(check_heads(&name, &stored, head_dim)?)
         } else {
             RowOrder::Stored
@@ -166,12 +190,12 @@ pub(super) fn checkpoint(
         });
         out.insert(asked, entry(name, stored, order));
     }
-    Ok(Checkpoint::of(out, Some(stored_name)))
+    Ok(Checkpoint::of(out, Some(arch)))
 }
 
 fn entry(name: String, stored: Stored, order: RowOrder) -> Entry {
     let Stored { ty, shape, offset, data, .. } = stored;
-    Entry { dtype: source_type(ty), shape, data, offset, stored_name: Some(name), order }
+    Entry { dtype: source_type(ty), shape, data, offset, stored_name: Some(name), order, parts: Vec::new() }
 }
 
 const fn source_type(ty: GgmlType) -> SourceType {

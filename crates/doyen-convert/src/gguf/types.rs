@@ -47,6 +47,21 @@ pub struct Codes {
     pub range: (i8, i8),
     /// Whether groups have a minimum beside the scale.
     pub minimum: bool,
+    /// Whether groups have an integer zero point: `value = scale * (code - zero_point)`. Codes are unsigned then, held in
+    /// the bits of their signed type.
+    pub zero_points: bool,
+}
+
+impl Codes {
+    /// Unsigned codes with zero points.
+    pub const fn unsigned(bits: u8, group: usize) -> Self {
+        let range = match bits {
+            2 => (0, 3),
+            4 => (0, 15),
+            _ => (-128, 127),
+        };
+        Self { group, range, minimum: false, zero_points: true }
+    }
 }
 
 /// Values of a block of the types with one scale.
@@ -154,7 +169,7 @@ impl GgmlType {
             Self::MXFP4 => (32, (-12, 12), false),
             Self::F32 | Self::F16 | Self::BF16 | Self::F64 | Self::Unread(_) => return None,
         };
-        Some(Codes { group, range, minimum })
+        Some(Codes { group, range, minimum, zero_points: false })
     }
 
     /// Whether every scale (and minimum) of the type is a float16; others are products of a float16 and an integer, or

@@ -2,7 +2,8 @@
 //!
 //! Codes `q` with a scale become unsigned codes around the implied zero point `2^(bits-1)`; nothing else changes. Codes
 //! with a scale and a minimum (`scale * q + min`) keep their codes and get the float zero point `-min / scale`, so that
-//! `(q - zero_point) * scale` differs by the rounding of the quotient alone. Scales are rounded to the type they are
+//! `(q - zero_point) * scale` differs by the rounding of the quotient alone. Unsigned codes with zero points are what is
+//! stored anyway. Scales are rounded to the type they are
 //! stored in; float32 holds all of them exactly.
 
 use super::{Deviation, Layout, Packed, QuantSpec, ScaleOverflow, ZeroPointKind, push_float};
@@ -11,6 +12,16 @@ use doyen_tensor::format::Bits;
 
 /// Width, block and zero points of the narrowest stored format that holds the codes.
 pub(crate) fn form(codes: Codes) -> (Bits, usize, ZeroPointKind) {
+    if codes.zero_points {
+        let bits = match codes.range.1 {
+            3 => Bits::B2,
+            15 => Bits::B4,
+            _ => Bits::B8,
+        };
+        // The widest block that all operators have and that divides the group.
+        let block = [128, 64, 32, 16].into_iter().find(|b| codes.group.is_multiple_of(*b)).unwrap_or(16);
+        return (bits, block, ZeroPointKind::Packed);
+    }
     let holds = |bits: &Bits| {
         let (low, high) = (i16::from(codes.range.0), i16::from(codes.range.1));
         let offset = i16::from(offset(*bits, codes.minimum));
@@ -23,6 +34,10 @@ pub(crate) fn form(codes: Codes) -> (Bits, usize, ZeroPointKind) {
 
 /// The format that holds all of several kinds of codes: a wider code and a smaller block change no value.
 pub(crate) fn common_form(kinds: &[Codes]) -> Option<(Bits, usize, ZeroPointKind)> {
+    // Zero points of two kinds, packed and float or implied, have no format in common.
+    if kinds.iter().any(|c| c.zero_points != kinds[0].zero_points) {
+        return None;
+    }
     kinds.iter().map(|&c| form(c)).reduce(|a, b| (a.0.max(b.0), a.1.min(b.1), a.2.max(b.2)))
 }
 
@@ -59,14 +74,22 @@ impl QuantSpec {
         let (cols, group) = (rows.cols, rows.kind.group);
         let count = rows.unpacked.codes.len() / cols;
         let mut out = Packed::with_capacity(self, count, cols, layout);
-        let shift = offset(self.bits, rows.kind.minimum);
+        let shift = offset(self.bits, rows.kind.minimum || rows.kind.zero_points);
+        let mut zero_points = Vec::new();
         let mut codes = Vec::with_capacity(cols);
         for (row, source) in rows.unpacked.codes.chunks_exact(cols).enumerate() {
             codes.clear();
+            zero_points.clear();
             for (b, columns) in source.chunks(self.block).enumerate() {
                 let g = row * (cols / group) + b * self.block / group;
                 let (scale, min) = (rows.unpacked.scales[g], rows.unpacked.mins.get(g).copied());
-                let block = self.block(scale, min).map_err(|scale| ScaleOverflow { row, scale })?;
+                let zero = rows.unpacked.zero_points.get(g).copied();
+                let block = match zero {
+                    None => self.block(scale, min),
+                    Some(z) => self.zeroed(scale, z),
+                }
+                .map_err(|scale| ScaleOverflow { row, scale })?;
+                zero_points.extend(zero);
                 push_float(self.scale_type, block.scale, &mut out.scales);
                 if self.zero_points == ZeroPointKind::Float {
                     push_float(self.scale_type, block.zero_point, &mut out.zero_points);
@@ -74,14 +97,29 @@ impl QuantSpec {
                 for &q in columns {
                     let code = if block.constant { 0 } else { q.wrapping_add_unsigned(shift) as u8 };
                     codes.push(code);
-                    let exact = f64::from(scale) * f64::from(q) + f64::from(min.unwrap_or(0.0));
+                    let steps = match zero {
+                        None => f64::from(q),
+                        Some(z) => f64::from(q.cast_unsigned()) - f64::from(z),
+                    };
+                    let exact = f64::from(scale) * steps + f64::from(min.unwrap_or(0.0));
                     let stored = (f64::from(code) - f64::from(block.zero_point)) * f64::from(block.scale);
                     deviation.add(exact, stored);
                 }
             }
             self.push_codes(&mut codes, cols, layout, &mut out);
+            super::pack_into(self.bits, &zero_points, &mut out.zero_points);
         }
         Ok(out)
+    }
+
+    /// A block with an integer zero point.
+    fn zeroed(&self, scale: f32, zero_point: u8) -> Result<Block, f32> {
+        let stored = self.scale_type.round(scale);
+        if stored.is_finite() {
+            Ok(Block { scale: stored, zero_point: f32::from(zero_point), constant: false })
+        } else {
+            Err(scale)
+        }
     }
 
     fn block(&self, scale: f32, min: Option<f32>) -> Result<Block, f32> {

@@ -117,6 +117,7 @@ impl TensorFile {
                 offset: start + info.data_offsets.0 as u64,
                 stored_name: None,
                 order: RowOrder::Stored,
+                parts: Vec::new(),
             };
             Some((name, entry))
         })

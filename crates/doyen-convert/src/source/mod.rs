@@ -5,10 +5,13 @@
 //! widened to f32 a chunk at a time, so that neither memory nor mapped pages grow with the checkpoint. Everything a file
 //! claims is checked here; what the tensors mean is the business of `blocks`.
 
+mod compose;
 mod file;
+mod packed;
 mod weight;
 
 pub(crate) use file::Data;
+pub use packed::Packing;
 pub use weight::{RowOrder, SourceType, Weight};
 
 use crate::ConvertError;
@@ -28,11 +31,16 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Entry>,
     taken: BTreeSet<String>,
     /// What the file calls a tensor, where recipes call it otherwise.
-    naming: Option<Naming>,
+    naming: Option<&'static dyn Naming>,
+    /// Tensors of zeros that stand for nothing.
+    zeros: BTreeSet<String>,
 }
 
-/// The name in the file of the tensor that recipes ask for by this name.
-pub(crate) type Naming = fn(&str) -> Option<String>;
+/// What a file calls the tensors that recipes ask for.
+pub(crate) trait Naming: std::fmt::Debug + Sync {
+    /// The name in the file.
+    fn stored_name(&self, asked: &str) -> Option<String>;
+}
 
 /// A tensor's place.
 #[derive(Debug, Clone)]
@@ -45,6 +53,8 @@ pub(crate) struct Entry {
     /// Name in the file, where it is another.
     pub stored_name: Option<String>,
     pub order: RowOrder,
+    /// Tensors that make up the matrix, where it is several.
+    pub parts: Vec<packed::Part>,
 }
 
 impl Checkpoint {
@@ -76,8 +86,8 @@ impl Checkpoint {
     }
 
     /// Tensors that were found elsewhere.
-    pub(crate) fn of(tensors: BTreeMap<String, Entry>, naming: Option<Naming>) -> Self {
-        Self { tensors, taken: BTreeSet::new(), naming }
+    pub(crate) fn of(tensors: BTreeMap<String, Entry>, naming: Option<&'static dyn Naming>) -> Self {
+        Self { tensors, taken: BTreeSet::new(), naming, zeros: BTreeSet::new() }
     }
 
     /// Whether its tensors have other names in the file, as those of GGUF files.
@@ -100,27 +110,91 @@ impl Checkpoint {
     /// # Errors
     /// When it is absent, of another type, or of another shape.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Weight, ConvertError> {
-        let Some(entry) = self.tensors.get(name) else {
-            let stored = self.naming.and_then(|f| f(name)).unwrap_or_else(|| name.to_owned());
-            return Err(ConvertError::tensor(&stored, "not in the checkpoint, and the model needs it"));
-        };
-        let stored = entry.stored_name.as_deref().unwrap_or(name);
+        let (stored, entry) = self.entry(name, shape)?;
         if let Some((expected, found)) = entry.dtype.unread() {
-            return Err(ConvertError::tensor(stored, format!("expected {expected}, found {found}")));
-        }
-        if entry.shape != shape {
-            return Err(ConvertError::tensor(
-                stored,
-                format!("expected shape {shape:?} by the model's configuration, found {:?}", entry.shape),
-            ));
+            return Err(ConvertError::tensor(&stored, format!("expected {expected}, found {found}")));
         }
         let (rows, cols) = match *shape {
             [cols] => (1, cols),
             [rows, cols] => (rows, cols),
-            _ => return Err(ConvertError::tensor(stored, format!("expected rank 1 or 2, found {shape:?}"))),
+            _ => return Err(ConvertError::tensor(&stored, format!("expected rank 1 or 2, found {shape:?}"))),
         };
+        Ok(Weight::new(&stored, &entry, (rows, cols)))
+    }
+
+    /// The matrices `[rows, cols]` of the tensor `[count, rows, cols]` of this name, or `[count, cols, rows]` where they
+    /// are stored transposed.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn take_stack(
+        &mut self,
+        name: &str,
+        [count, rows, cols]: [usize; 3],
+        transposed: bool,
+    ) -> Result<Vec<Weight>, ConvertError> {
+        let shape = if transposed { [count, cols, rows] } else { [count, rows, cols] };
+        let (stored, mut entry) = self.entry(name, &shape)?;
+        if let Some((expected, found)) = entry.dtype.unread() {
+            return Err(ConvertError::tensor(&stored, format!("expected {expected}, found {found}")));
+        }
+        if transposed {
+            entry.order = RowOrder::Transposed;
+        }
+        Ok((0..count).map(|i| Weight::matrix(&stored, &entry, (rows, cols), i)).collect())
+    }
+
+    /// The matrices `[rows, cols]` of 4-bit floats in the tensors `NAME_blocks` `[count, rows, cols / 32, 16]` and
+    /// `NAME_scales` `[count, rows, cols / 32]`.
+    ///
+    /// # Errors
+    /// When either is absent, holds no bytes, or has another shape.
+    pub fn take_mxfp4(
+        &mut self,
+        name: &str,
+        [count, rows, cols]: [usize; 3],
+    ) -> Result<Vec<Weight>, ConvertError> {
+        const GROUP: usize = 32;
+        if !cols.is_multiple_of(GROUP) {
+            let message =
+                format!("has 4-bit floats in groups of {GROUP}, which do not divide its {cols} columns");
+            return Err(ConvertError::tensor(name, message));
+        }
+        let mut bytes = |suffix: &str, shape: &[usize]| {
+            let (stored, entry) = self.entry(&format!("{name}_{suffix}"), shape)?;
+            match entry.dtype {
+                SourceType::Other(safetensors::Dtype::U8) => Ok(entry),
+                other => Err(ConvertError::tensor(&stored, format!("expected U8, found {other}"))),
+            }
+        };
+        let mut entry = bytes("blocks", &[count, rows, cols / GROUP, GROUP / 2])?;
+        let scales = bytes("scales", &[count, rows, cols / GROUP])?;
+        entry.parts = vec![entry.part(), scales.part()];
+        entry.dtype = SourceType::Packed(Packing::Mxfp4);
+        Ok((0..count).map(|i| Weight::matrix(name, &entry, (rows, cols), i)).collect())
+    }
+
+    /// Name in the file and place of the tensor of this name and shape, which is taken with it.
+    fn entry(&mut self, name: &str, shape: &[usize]) -> Result<(String, Entry), ConvertError> {
+        let Some(entry) = self.tensors.get(name) else {
+            let stored = self.naming.and_then(|n| n.stored_name(name)).unwrap_or_else(|| name.to_owned());
+            return Err(ConvertError::tensor(&stored, "not in the checkpoint, and the model needs it"));
+        };
+        let stored = entry.stored_name.clone().unwrap_or_else(|| name.to_owned());
+        if entry.shape != shape {
+            let found = &entry.shape;
+            let message = format!("expected shape {shape:?} by the model's configuration, found {found:?}");
+            return Err(ConvertError::tensor(&stored, message));
+        }
         self.taken.insert(name.to_owned());
-        Ok(Weight::new(stored, entry, (rows, cols)))
+        Ok((stored, entry.clone()))
+    }
+
+    /// Whether it holds weights that are quantized.
+    pub(crate) fn is_quantized(&self) -> bool {
+        let packed =
+            |(n, e): (&String, &Entry)| n.ends_with("_blocks") || matches!(e.dtype, SourceType::Packed(_));
+        self.is_renamed() || self.tensors.iter().any(packed)
     }
 
     /// The type of the tensor of this name.
@@ -130,7 +204,10 @@ impl Checkpoint {
 
     /// Names of tensors that nobody took, in order.
     pub fn untaken(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str).filter(|n| !self.taken.contains(*n))
+        self.tensors
+            .keys()
+            .map(String::as_str)
+            .filter(|n| !self.taken.contains(*n) && !self.zeros.contains(*n))
     }
 }
 
@@ -178,6 +255,13 @@ fn read_shards(dir: &Path, index: &Path) -> Result<BTreeMap<String, Entry>, Conv
                 ConvertError::tensor(name, format!("{INDEX} places it in {shard}, which does not hold it"))
             })?;
             out.insert(name.to_owned(), entry);
+        }
+        // What is left of the shard is nobody's, unless the index places a tensor of the name elsewhere.
+        if let Some((name, other)) = entries.keys().find_map(|n| weight_map.get_key_value(n)) {
+            return Err(ConvertError::tensor(
+                name,
+                format!("is in {shard} and in {other}; expected one of them"),
+            ));
         }
     }
     Ok(out)

@@ -1,6 +1,9 @@
 //! A tensor of a checkpoint, read a few rows at a time: as f32, or as the codes it is stored in.
 
-use super::{Data, Entry};
+use super::{
+    Data, Entry,
+    packed::{Packing, Part},
+};
 use crate::{
     ConvertError,
     gguf::{Codes, GgmlType, Unpacked, unpack},
@@ -20,6 +23,8 @@ pub enum SourceType {
     F64,
     /// A type of a GGUF file that packs several values.
     Blocks(GgmlType),
+    /// Several tensors that are one matrix.
+    Packed(Packing),
     /// A type that holds no plain float weights.
     Other(Dtype),
 }
@@ -32,6 +37,7 @@ impl SourceType {
             Self::F32 => 4 * cols,
             Self::F16 | Self::BF16 => 2 * cols,
             Self::Blocks(ty) => ty.row_bytes(cols).unwrap_or(0),
+            Self::Packed(p) => p.row_bytes(cols),
             Self::Other(_) => 0,
         }
     }
@@ -50,10 +56,16 @@ impl SourceType {
         }
     }
 
+    /// Whether it is quantized in a way that no stored format keeps.
+    pub const fn is_lost(self) -> bool {
+        matches!(self, Self::Packed(Packing::Fp8 { .. }))
+    }
+
     /// The codes of a quantized type.
     pub const fn codes(self) -> Option<Codes> {
         match self {
             Self::Blocks(ty) => ty.codes(),
+            Self::Packed(p) => p.codes(),
             _ => None,
         }
     }
@@ -67,6 +79,7 @@ impl fmt::Display for SourceType {
             Self::BF16 => f.pad("BF16"),
             Self::F64 => f.pad("F64"),
             Self::Blocks(ty) => ty.fmt(f),
+            Self::Packed(p) => p.fmt(f),
             Self::Other(ty) => write!(f, "{ty:?}"),
         }
     }
@@ -80,6 +93,8 @@ pub enum RowOrder {
     /// Within each head of this many rows (or elements of a vector), channel pairs of the rotation lie beside each other
     /// (`2i` and `2i + 1`) and belong half a head apart (`i` and `i + head / 2`).
     RotaryPairs(usize),
+    /// The matrix is stored transposed: its columns are stored rows.
+    Transposed,
 }
 
 /// A matrix `[rows, cols]` of the checkpoint (vectors are one row), as a place in a file.
@@ -92,12 +107,38 @@ pub struct Weight {
     data: Data,
     offset: u64,
     order: RowOrder,
+    /// The tensors of [`SourceType::Packed`], and this matrix's first row in them.
+    parts: Arc<[Part]>,
+    first_row: usize,
 }
 
 impl Weight {
     pub(super) fn new(name: &str, entry: &Entry, (rows, cols): (usize, usize)) -> Self {
         let (dtype, data, offset, order) = (entry.dtype, entry.data.clone(), entry.offset, entry.order);
-        Self { name: name.into(), dtype, rows, cols, data, offset, order }
+        let parts = entry.parts.as_slice().into();
+        Self { name: name.into(), dtype, rows, cols, data, offset, order, parts, first_row: 0 }
+    }
+
+    /// Matrix `index` of several that lie one after the other.
+    pub(super) fn matrix(name: &str, entry: &Entry, extents: (usize, usize), index: usize) -> Self {
+        let mut out = Self::new(&format!("{name}[{index}]"), entry, extents);
+        out.offset += index as u64 * out.source_bytes();
+        out.first_row = index * out.rows;
+        out
+    }
+
+    /// Some of the rows (or, of a vector, of the elements), as a weight of its own.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>, vector: bool) -> Self {
+        if range == (0..if vector { self.cols } else { self.rows }) {
+            return self.clone();
+        }
+        let name = format!("{}[{}:{}]", self.name, range.start, range.end).into();
+        let before = if vector { 1 } else { self.cols };
+        let offset = self.offset + (range.start * self.dtype.row_bytes(before)) as u64;
+        let (rows, cols) = if vector { (self.rows, range.len()) } else { (range.len(), self.cols) };
+        let first_row = self.first_row + if vector { 0 } else { range.start };
+        Self { name, rows, cols, offset, first_row, ..self.clone() }
     }
 
     /// Name in the checkpoint.
@@ -131,8 +172,11 @@ impl Weight {
     /// When the file has changed and no longer holds the rows, or a value is not finite, as stored or after narrowing
     /// from float64: names the tensor and the place.
     pub fn read_rows(&self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), ConvertError> {
-        let bytes = self.bytes(&rows)?;
         let start = out.len();
+        let bytes = match self.dtype {
+            SourceType::Packed(_) => Bytes::new(),
+            _ => self.bytes(&rows)?,
+        };
         match self.dtype {
             SourceType::F32 => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
             SourceType::F16 => {
@@ -149,6 +193,12 @@ impl Weight {
                     out.extend(blocks.values(codes.group));
                 }
             }
+            SourceType::Packed(p) => match p.codes() {
+                Some(codes) => {
+                    out.extend(p.unpack(&self.parts, self.stored(&rows), self.cols)?.values(codes.group));
+                }
+                None => p.values(&self.parts, self.stored(&rows), self.cols, out)?,
+            },
             SourceType::Other(_) => {}
         }
         match out[start..].iter().position(|v| !v.is_finite()) {
@@ -164,8 +214,10 @@ impl Weight {
     /// the place.
     pub fn read_codes(&self, rows: Range<usize>) -> Result<Unpacked, ConvertError> {
         let mut out = Unpacked::default();
-        if let SourceType::Blocks(ty) = self.dtype {
-            unpack(ty, &self.bytes(&rows)?, &mut out);
+        match self.dtype {
+            SourceType::Blocks(ty) => unpack(ty, &self.bytes(&rows)?, &mut out),
+            SourceType::Packed(p) => out = p.unpack(&self.parts, self.stored(&rows), self.cols)?,
+            _ => {}
         }
         let groups = self.dtype.codes().map_or(1, |c| self.cols / c.group);
         let bad = |v: &[f32]| v.iter().position(|v| !v.is_finite()).map(|i| (i, v[i]));
@@ -179,6 +231,11 @@ impl Weight {
                 ))
             }
         }
+    }
+
+    /// Where rows are in the tensors of [`SourceType::Packed`].
+    const fn stored(&self, rows: &Range<usize>) -> Range<usize> {
+        self.first_row + rows.start..self.first_row + rows.end
     }
 
     /// The stored bytes of `rows`, in the model's order.
@@ -199,6 +256,10 @@ impl Weight {
                 let stored = range(first..rows.end.next_multiple_of(head).min(self.rows))?;
                 Ok(half_heads(&stored, rows.clone(), first, (head, row_bytes)))
             }
+            RowOrder::Transposed => {
+                let stored = self.data.range(self.offset, self.rows * row_bytes)?;
+                Ok(transposed(&stored, rows.clone(), self.rows, self.dtype.row_bytes(1)))
+            }
         }
     }
 
@@ -210,6 +271,17 @@ impl Weight {
         let place = if self.rows == 1 { format!("[{col}]") } else { format!("[{row},{col}]") };
         ConvertError::tensor(&self.name, format!("holds {what} at {place}; expected finite weights"))
     }
+}
+
+/// Columns `columns` of a matrix of `width` columns, each as a row.
+fn transposed(stored: &[u8], columns: Range<usize>, width: usize, element: usize) -> Bytes {
+    let mut out = Vec::with_capacity(columns.len() * (stored.len() / width.max(1)));
+    for column in columns {
+        for row in stored.chunks_exact(width * element) {
+            out.extend_from_slice(&row[column * element..(column + 1) * element]);
+        }
+    }
+    out.into()
 }
 
 /// Rows `rows` of heads whose pairs lie beside each other; `stored` starts at row `first`, a head's first.

@@ -194,6 +194,45 @@ fn unreadable_tokenizer() {
 }
 
 #[test]
+fn a_tokenizer_with_more_tokens_than_rows() {
+    for tokenizer in [
+        json!({"model": {"type": "BPE", "vocab": {"a": 0, "many": 64}, "merges": []}}),
+        json!({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 64, "content": "many"}]}),
+        json!({"model": {"type": "Unigram", "vocab": vec![json!(["many", -1.0]); 65]}}),
+    ] {
+        let mut c = Checkpoint::qwen3_moe();
+        c.tokenizer = Some(tokenizer.to_string());
+        assert_all(
+            &c.write().refusal(&options()),
+            &["tokenizer.json", "id 64", "below 64", "rows of the embedding"],
+        );
+    }
+}
+
+#[test]
+fn tensors_that_are_there_twice() {
+    let place = Checkpoint::qwen2().write();
+    edit(&place, "model.safetensors", |_| {
+        let one =
+            |at: u64| format!(r#""a": {{"dtype": "F32", "shape": [2], "data_offsets": [{at}, {}]}}"#, at + 8);
+        let header = format!("{{{}, {}}}", one(0), one(8)).into_bytes();
+        [&(header.len() as u64).to_le_bytes()[..], &header, &[0; 16]].concat()
+    });
+    assert_all(&place.refusal(&options()), &["malformed safetensors header", "tensor \"a\"", "gap"]);
+
+    let place = Checkpoint::qwen3_moe().write_sharded();
+    fs::copy(place.checkpoint().join("b.safetensors"), place.checkpoint().join("c.safetensors")).unwrap();
+    edit(&place, "model.safetensors.index.json", |text| {
+        let mut index: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let map = index["weight_map"].as_object_mut().unwrap();
+        let moved = map.iter().find(|(_, shard)| **shard == "b.safetensors").unwrap().0.clone();
+        map.insert(moved, "c.safetensors".into());
+        index.to_string().into_bytes()
+    });
+    assert_all(&place.refusal(&options()), &["is in", "b.safetensors", "c.safetensors", "expected one"]);
+}
+
+#[test]
 fn options_that_do_not_fit_the_model() {
     let place = Checkpoint::qwen3_moe().write();
     let layers = LayerOverride::parse_list("1-5:fc1=2").unwrap();

@@ -58,8 +58,13 @@ fn argmax(row: &[f32]) -> i64 {
 
 /// Logits of whole prompts within 1e-4, and greedy tokens with the cache fed back.
 fn check(name: &str, checkpoint: &Path, prompts: usize, greedy: usize) {
+    let recorded = shared().join("goldens").join(name).join("golden.safetensors");
+    check_recorded(name, checkpoint, &recorded, prompts, greedy);
+}
+
+pub fn check_recorded(name: &str, checkpoint: &Path, recorded: &Path, prompts: usize, greedy: usize) {
     let (_dir, package) = float_package(checkpoint);
-    let file = std::fs::read(shared().join("goldens").join(name).join("golden.safetensors")).unwrap();
+    let file = std::fs::read(recorded).unwrap();
     let golden = SafeTensors::deserialize(&file).unwrap();
     let ints = |key: &str| -> Vec<i64> {
         golden.tensor(key).unwrap().data().as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect()
@@ -97,6 +102,26 @@ fn qwen3_moe() {
 #[test]
 fn qwen3_moe_tied() {
     golden("qwen3_moe_tied");
+}
+
+#[test]
+fn gpt_oss() {
+    golden("gpt_oss");
+}
+
+#[test]
+fn glm4() {
+    golden("glm4");
+}
+
+#[test]
+fn glm4_moe() {
+    golden("glm4_moe");
+}
+
+#[test]
+fn gemma3() {
+    golden("gemma3");
 }
 
 /// One prompt and a few tokens: the interpreter is slow on purpose.

@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod common;
+mod families;
 mod gguf;
 mod gguf_faults;
 mod goldens;
 mod lowered;
 mod packages;
+mod packed;

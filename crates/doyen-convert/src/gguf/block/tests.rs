@@ -37,7 +37,7 @@ fn every_quantized_type_gives_the_same_values() {
 
 #[test]
 fn rows_are_interleaved_with_their_groups() {
-    let one = |at: i8| Unpacked { codes: vec![at; 4], scales: vec![f32::from(at); 2], mins: Vec::new() };
+    let one = |at: i8| Unpacked { codes: vec![at; 4], scales: vec![f32::from(at); 2], ..Unpacked::default() };
     let both = one(1).interleaved(&one(2), (2, 1));
     assert_eq!(both.codes, [1, 1, 2, 2, 1, 1, 2, 2]);
     assert_eq!(both.scales, [1.0, 2.0, 1.0, 2.0]);

@@ -76,10 +76,12 @@ fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>, ConvertError> {
     }
     let scores: Option<Vec<f64>> = numbers.iter().map(super::super::metadata::Scalar::float).collect();
     let scores = scores.ok_or_else(|| metadata.wrong(SCORES, "not finite somewhere", "finite numbers"))?;
-    let normal = || vocabulary.iter().filter(|(.., kind)| *kind == Kind::Normal);
-    let pieces: HashMap<&str, usize> = normal().map(|(id, token, _)| (token, id)).collect();
+    // Tokens that are never cut up may be put together as well: runs of spaces, which no text spells as the token does.
+    let whole = |kind: Kind| matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused);
+    let mergeable = || vocabulary.iter().filter(|(.., kind)| whole(*kind));
+    let pieces: HashMap<&str, usize> = mergeable().map(|(id, token, _)| (token, id)).collect();
     let mut found = Vec::new();
-    for (id, piece, _) in normal() {
+    for (id, piece, _) in mergeable() {
         for (at, _) in piece.char_indices().skip(1) {
             let (left, right) = piece.split_at(at);
             if let (Some(&l), Some(&r)) = (pieces.get(left), pieces.get(right)) {

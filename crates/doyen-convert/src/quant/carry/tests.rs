@@ -124,7 +124,8 @@ proptest! {
 fn blocks_without_steps_keep_their_minimum() {
     let kind = GgmlType::Q4_1.codes().unwrap();
     for (scale, min) in [(0.0, -0.375f32), (0.0, 2.5), (0.0, 0.0), (6e-8, 60000.0)] {
-        let unpacked = Unpacked { codes: vec![5; 32], scales: vec![scale], mins: vec![min] };
+        let unpacked =
+            Unpacked { codes: vec![5; 32], scales: vec![scale], mins: vec![min], ..Unpacked::default() };
         let rows = CodeRows { kind, cols: 32, unpacked };
         let spec = spec(kind, FloatType::F16);
         let p = spec.carry(&rows, Layout::PaddedBlocks, &mut Deviation::default()).unwrap();
@@ -137,7 +138,7 @@ fn blocks_without_steps_keep_their_minimum() {
 #[test]
 fn scales_beyond_their_type_are_refused() {
     let kind = GgmlType::Q6K.codes().unwrap();
-    let unpacked = Unpacked { codes: vec![1; 32], scales: vec![1.0, 1e6], mins: Vec::new() };
+    let unpacked = Unpacked { codes: vec![1; 32], scales: vec![1.0, 1e6], ..Unpacked::default() };
     let rows = CodeRows { kind, cols: 16, unpacked };
     let found = spec(kind, FloatType::F16).carry(&rows, Layout::PaddedBlocks, &mut Deviation::default());
     assert_eq!(found, Err(ScaleOverflow { row: 1, scale: 1e6 }));

@@ -1,0 +1,65 @@
+//! GLM-4, dense and with experts: partial rotation.
+
+use super::plain;
+use crate::{
+    ConvertError,
+    config::{
+        Attention, Correction, Fields, Groups, LayerNorms, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Rope,
+        Routing, Score, Shared, Tensors,
+    },
+};
+
+/// Rotated pairs are neighbours; gate and up in one tensor.
+pub(super) fn glm(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let attention = attention(f)?;
+    let rope = attention.rope.clone().map(|r| Rope { interleaved: true, ..r });
+    let names = MlpNames { gate_up: Tensors::Fused("gate_up_proj"), ..MlpNames::LLAMA };
+    ModelConfig::plain(f, Attention { rope, ..attention }, Mlp { names, ..Mlp::read(f)? })
+}
+
+/// Norms of what both halves put out, too.
+pub(super) fn glm4(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = glm(f)?;
+    for layer in &mut c.layers {
+        layer.norms = LayerNorms {
+            after_mixer: Some("post_self_attn_layernorm"),
+            after_ffn: Some("post_mlp_layernorm"),
+            ..LayerNorms::PRE
+        };
+    }
+    Ok(c)
+}
+
+/// Sigmoid scores with a correction, groups, and shared experts; the first layers are dense.
+pub(super) fn glm4_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let qk_norm = f.flag("use_qk_norm", false)?.then_some(QkNorm::Heads);
+    let mut c = plain(f, Attention { qk_norm, ..attention(f)? })?;
+    sigmoid_experts(f, &mut c)?;
+    Ok(c)
+}
+
+/// Biases on query, key and value.
+fn attention(f: &Fields) -> Result<Attention, ConvertError> {
+    Ok(Attention { qkv_bias: f.flag("attention_bias", false)?, ..Attention::read(f)? })
+}
+
+/// The experts that GLM-4.5 and dots share with DeepSeek-V3.
+pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), ConvertError> {
+    let mut moe = Moe::read(f, ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
+    moe.routing = Routing {
+        score: Score::Sigmoid,
+        correction: Some(Correction { tensor: "gate.e_score_correction_bias", row: false }),
+        groups: Groups::read(f, moe.experts, moe.top_k, 2)?,
+        normalize: f.flag("norm_topk_prob", false)?,
+        scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
+    };
+    let shared = f.count("n_shared_experts", 0)?;
+    if shared > 0 {
+        let intermediate = moe.intermediate * shared;
+        let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
+        moe.shared = Some(Shared { mlp, gate: None });
+    }
+    let dense = f.count("first_k_dense_replace", 0)?;
+    c.set_moe(&moe, |i| i >= dense);
+    Ok(())
+}

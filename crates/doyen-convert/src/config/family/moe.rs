@@ -1,0 +1,101 @@
+//! Decoders with experts that differ from a dense relative by little else.
+
+use super::{
+    biased_attention,
+    dense::{self, ernie_attention},
+    glm::sigmoid_experts,
+    plain,
+};
+use crate::{
+    ConvertError,
+    config::{
+        Attention, Correction, ExpertNames, Fields, Mlp, MlpNames, ModelConfig, Moe, NormKind, QkNorm,
+        RouterNames, Routing, Score, Shared, windows,
+    },
+};
+
+/// Module of Mixtral's experts in its releases, and as `transformers` 5 holds it.
+const MIXTRAL_MODULES: &[&str] = &["block_sparse_moe", "mlp"];
+
+pub(super) fn mixtral(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, Attention::read(f)?)?;
+    c.set_windows(&windows::all(f, c.layers.len())?);
+    let moe = Moe::read(f, ["num_local_experts", "num_experts_per_tok", "intermediate_size"])?;
+    c.set_moe(&Moe { modules: MIXTRAL_MODULES, names: ExpertNames::MIXTRAL, ..moe }, |_| true);
+    Ok(c)
+}
+
+/// Norms over all query and all key heads.
+pub(super) fn olmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let clip = f.float("clip_qkv")?.map(|c| c as f32);
+    let attention = Attention { qk_norm: Some(QkNorm::Whole), clip, ..biased_attention(f)? };
+    let mut c = plain(f, attention)?;
+    let moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "intermediate_size"])?;
+    let routing = Routing { normalize: f.flag("norm_topk_prob", false)?, ..Routing::SOFTMAX };
+    c.set_moe(&Moe { routing, ..moe }, |_| true);
+    Ok(c)
+}
+
+/// Norms of mean and variance, a head with a bias, and two experts chosen by SparseMixer.
+pub(super) fn phimoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, biased_attention(f)?)?;
+    c.set_windows(&windows::all(f, c.layers.len())?);
+    c.norm.kind = NormKind::MeanVariance;
+    c.head.bias = f.flag("lm_head_bias", false)?;
+    let moe = Moe::read(f, ["num_local_experts", "num_experts_per_tok", "intermediate_size"])?;
+    if moe.top_k != 2 {
+        return Err(f.wrong("num_experts_per_tok", moe.top_k, "2, as SparseMixer chooses"));
+    }
+    let jitter = f.positive_float("router_jitter_noise", None)? as f32;
+    let routing = Routing { score: Score::SparseMixer { jitter }, normalize: false, ..Routing::SOFTMAX };
+    c.set_moe(&Moe { modules: MIXTRAL_MODULES, names: ExpertNames::MIXTRAL, routing, ..moe }, |_| true);
+    Ok(c)
+}
+
+/// Softmax scores with a correction; experts from one layer to another, every so many.
+pub(super) fn ernie(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, ernie_attention(f)?)?;
+    let mut moe = Moe::read(f, ["moe_num_experts", "moe_k", "moe_intermediate_size"])?;
+    moe.routing.correction = Some(Correction { tensor: "moe_statics.e_score_correction_bias", row: true });
+    let shared = f.count("moe_num_shared_experts", 0)?;
+    if shared > 0 {
+        let intermediate = moe.intermediate * shared;
+        let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
+        moe.shared = Some(Shared { mlp, gate: None });
+    }
+    let first = f.count("moe_layer_start_index", 1)?;
+    let interval = f.optional_size("moe_layer_interval")?.unwrap_or(1);
+    // The releases write -1 for "to the last".
+    let last = match f.value("moe_layer_end_index").and_then(serde_json::Value::as_i64) {
+        Some(-1) | None => usize::MAX,
+        Some(_) => f.count("moe_layer_end_index", 0)?,
+    };
+    c.set_moe(&moe, |i| (first..=last).contains(&i) && (i + 1).is_multiple_of(interval));
+    Ok(c)
+}
+
+/// Norms of query and key heads; experts as DeepSeek-V3 chooses them.
+pub(super) fn dots1(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, Attention { qk_norm: Some(QkNorm::Heads), ..biased_attention(f)? })?;
+    c.set_windows(&windows::qwen(f, c.layers.len(), false)?);
+    sigmoid_experts(f, &mut c)?;
+    Ok(c)
+}
+
+/// A shared expert as wide as the routed ones; counts may be lists of one for each layer.
+pub(super) fn hunyuan(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let f = &f.with_uniform(&["num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"])?;
+    let mut c = dense::hunyuan(f)?;
+    let width = if f.value("moe_intermediate_size").is_some() {
+        "moe_intermediate_size"
+    } else {
+        "intermediate_size"
+    };
+    let mut moe = Moe::read(f, ["num_experts", "moe_topk", width])?;
+    moe.router = RouterNames { module: "gate.wg", bias: false };
+    let intermediate = f.size("intermediate_size")? * f.count("num_shared_expert", 1)?;
+    let mlp = Mlp { names: MlpNames::at("mlp.shared_mlp"), intermediate, ..Mlp::read(f)? };
+    moe.shared = Some(Shared { mlp, gate: None });
+    c.set_moe(&moe, |_| true);
+    Ok(c)
+}

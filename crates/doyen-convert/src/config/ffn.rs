@@ -1,0 +1,80 @@
+//! The dense gated feed-forward, which is also that of shared experts.
+
+use super::{Fields, Tensors};
+use crate::ConvertError;
+
+/// `down(act(gate(x)) * up(x))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mlp {
+    /// Tensor names.
+    pub names: MlpNames,
+    /// Rows of the gate and up projections.
+    pub intermediate: usize,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Of the gate.
+    pub activation: Activation,
+}
+
+/// Modules below the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MlpNames {
+    /// The feed-forward itself.
+    pub module: &'static str,
+    /// Gate and up projections.
+    pub gate_up: Tensors<2>,
+    /// Down projection.
+    pub down: &'static str,
+}
+
+impl MlpNames {
+    /// As Llama has them.
+    pub const LLAMA: Self =
+        Self { module: "mlp", gate_up: Tensors::Each(["gate_proj", "up_proj"]), down: "down_proj" };
+
+    /// As Llama has them, in another module.
+    pub const fn at(module: &'static str) -> Self {
+        Self { module, ..Self::LLAMA }
+    }
+}
+
+/// What the gate goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// Gelu by its approximation with tanh.
+    GeluTanh,
+    /// Gelu by the error function.
+    Gelu,
+}
+
+impl Activation {
+    /// Reads `hidden_act`, or `hidden_activation` where that is set.
+    pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
+        let own = f.string("hidden_activation")?.is_some();
+        let name = if own { "hidden_activation" } else { "hidden_act" };
+        let also = f.string("hidden_act")?;
+        match f.string(name)?.or(also) {
+            None | Some("silu" | "swish") => Ok(Self::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Self::GeluTanh),
+            Some("gelu") => Ok(Self::Gelu),
+            Some(other) => {
+                let expected = "\"silu\", \"gelu_pytorch_tanh\" or \"gelu\"";
+                Err(f.wrong(name, format!("{other:?}"), expected))
+            }
+        }
+    }
+}
+
+impl Mlp {
+    /// Llama's feed-forward: what families start from.
+    pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
+        Ok(Self {
+            names: MlpNames::LLAMA,
+            intermediate: f.size("intermediate_size")?,
+            bias: false,
+            activation: Activation::read(f)?,
+        })
+    }
+}

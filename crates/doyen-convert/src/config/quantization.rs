@@ -1,0 +1,95 @@
+//! How the checkpoint's weights are quantized, by `quantization_config`.
+
+use super::Fields;
+use crate::ConvertError;
+
+/// A layout of quantized weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantization {
+    /// Experts of 4-bit floats in `_blocks` and `_scales`.
+    Mxfp4,
+    /// `qweight`, `qzeros` and `scales`, codes packed along K.
+    Gptq {
+        /// Bits of a code: 2, 4 or 8.
+        bits: u8,
+        /// Columns of a group; `None` for one group a row.
+        group: Option<usize>,
+        /// Added to stored zero points.
+        shift: u8,
+    },
+    /// `qweight`, `qzeros` and `scales`, 4-bit codes packed along N.
+    Awq {
+        /// Columns of a group; `None` for one group a row.
+        group: Option<usize>,
+    },
+    /// 8-bit floats with `weight_scale_inv`.
+    Fp8 {
+        /// Rows and columns that share a factor; `None` for one factor a matrix.
+        tile: Option<[usize; 2]>,
+    },
+}
+
+impl Quantization {
+    pub(super) fn read(f: &Fields) -> Result<Option<Self>, ConvertError> {
+        let Some(q) = f.object("quantization_config")? else { return Ok(None) };
+        let quantization = match q.string("quant_method")? {
+            Some("mxfp4") => Self::Mxfp4,
+            Some("gptq") => Self::gptq(&q)?,
+            Some("awq") => Self::awq(&q)?,
+            Some("fp8") => Self::fp8(&q)?,
+            method => {
+                let found = method.map_or_else(|| "absent".to_owned(), |m| format!("{m:?}"));
+                return Err(q.wrong("quant_method", found, "\"mxfp4\", \"gptq\", \"awq\" or \"fp8\""));
+            }
+        };
+        Ok(Some(quantization))
+    }
+
+    fn gptq(q: &Fields) -> Result<Self, ConvertError> {
+        let bits = match q.size("bits")? {
+            n @ (2 | 4 | 8) => n as u8,
+            n => return Err(q.wrong("bits", n, "2, 4 or 8")),
+        };
+        let shift = match q.string("checkpoint_format")? {
+            None | Some("gptq") => 1,
+            Some("gptq_v2") => 0,
+            Some(other) => {
+                return Err(q.wrong("checkpoint_format", format!("{other:?}"), "\"gptq\" or \"gptq_v2\""));
+            }
+        };
+        Ok(Self::Gptq { bits, group: group(q)?, shift })
+    }
+
+    fn awq(q: &Fields) -> Result<Self, ConvertError> {
+        for bits in ["bits", "w_bit"] {
+            if let Some(n) = q.optional_size(bits)?.filter(|n| *n != 4) {
+                return Err(q.wrong(bits, n, "4"));
+            }
+        }
+        if let Some(version) = q.string("version")?.filter(|v| !v.eq_ignore_ascii_case("gemm")) {
+            return Err(q.wrong("version", format!("{version:?}"), "\"gemm\""));
+        }
+        Ok(Self::Awq { group: group(q)? })
+    }
+
+    fn fp8(q: &Fields) -> Result<Self, ConvertError> {
+        if let Some(kind) = q.string("fmt")?.filter(|f| *f != "e4m3") {
+            return Err(q.wrong("fmt", format!("{kind:?}"), "\"e4m3\""));
+        }
+        let tile = match q.indices("weight_block_size")?[..] {
+            [] => None,
+            [rows, cols] if rows > 0 && cols > 0 => Some([rows, cols]),
+            _ => return Err(q.wrong("weight_block_size", "another list", "two positive integers")),
+        };
+        Ok(Self::Fp8 { tile })
+    }
+}
+
+/// Columns of a group; -1 stands for all of a row.
+fn group(q: &Fields) -> Result<Option<usize>, ConvertError> {
+    let name = if q.value("group_size").is_some() { "group_size" } else { "q_group_size" };
+    match q.value(name).and_then(serde_json::Value::as_i64) {
+        Some(-1) => Ok(None),
+        _ => q.size(name).map(Some),
+    }
+}

@@ -1,0 +1,80 @@
+//! Which layers see a window of positions only.
+
+use super::Fields;
+use crate::ConvertError;
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+/// Whether each layer slides, by `layer_types`.
+pub(super) fn layer_types(f: &Fields, layers: usize) -> Result<Option<Vec<bool>>, ConvertError> {
+    let Some(v) = f.value("layer_types") else { return Ok(None) };
+    let types = v.as_array().ok_or_else(|| f.wrong("layer_types", v, "a list"))?;
+    if types.len() != layers {
+        return Err(f.wrong("layer_types", format!("{} entries", types.len()), format!("{layers} entries")));
+    }
+    types
+        .iter()
+        .map(|t| match t.as_str() {
+            Some(FULL) => Ok(false),
+            Some(SLIDING) => Ok(true),
+            _ => Err(f.wrong("layer_types", t, format!("{FULL:?} or {SLIDING:?}"))),
+        })
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// Windows of `sliding_window` positions in layers that slide.
+pub(super) fn sized(f: &Fields, slides: Vec<bool>) -> Result<Vec<Option<usize>>, ConvertError> {
+    let window = f.optional_size("sliding_window")?;
+    if window.is_none() && slides.contains(&true) {
+        return Err(f.wrong("sliding_window", "absent", "a positive integer, since layers slide"));
+    }
+    Ok(slides.into_iter().map(|s| window.filter(|_| s)).collect())
+}
+
+/// None: a window that is set is refused, unless `layer_types` says that no layer uses it.
+pub(super) fn none(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
+    let types = layer_types(f, layers)?;
+    if let Some(w) = f.optional_size("sliding_window")?
+        && types.is_none_or(|t| t.contains(&true))
+    {
+        return Err(f.wrong("sliding_window", w, "nothing in this architecture"));
+    }
+    Ok(vec![None; layers])
+}
+
+/// Every layer where `sliding_window` is set, or those that `layer_types` names.
+pub(super) fn all(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
+    let set = f.optional_size("sliding_window")?.is_some();
+    let slides = layer_types(f, layers)?.unwrap_or_else(|| vec![set; layers]);
+    sized(f, slides)
+}
+
+/// Those that `layer_types` names, or else those that `pattern` does.
+pub(super) fn by_layer(
+    f: &Fields,
+    layers: usize,
+    pattern: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, ConvertError> {
+    let slides = layer_types(f, layers)?.unwrap_or_else(|| (0..layers).map(pattern).collect());
+    sized(f, slides)
+}
+
+/// Qwen's rule: windows from layer `max_window_layers` on, when `use_sliding_window` says so; newer files spell the
+/// result out in `layer_types`, which then decides. Releases of the Qwen-MoE code disagree about `max_window_layers`, so
+/// with experts windows need `layer_types`.
+pub(super) fn qwen(f: &Fields, layers: usize, moe: bool) -> Result<Vec<Option<usize>>, ConvertError> {
+    let used = f.flag("use_sliding_window", false)?;
+    let first = f.count("max_window_layers", 28)?;
+    let slides = match layer_types(f, layers)? {
+        Some(types) => types,
+        None if !used => vec![false; layers],
+        None if moe => {
+            let expected = "false, or layer_types that name every layer";
+            return Err(f.wrong("use_sliding_window", used, expected));
+        }
+        None => (0..layers).map(|i| i >= first).collect(),
+    };
+    sized(f, slides)
+}

@@ -1,0 +1,69 @@
+//! Families of tiny random checkpoints that `scripts/make-goldens.py` made, against what `transformers` computes.
+
+use crate::{common::Place, goldens::check_recorded};
+use std::{fs, path::PathBuf};
+
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/families")).join(name)
+}
+
+/// Greedy tokens beyond the first few take the slow interpreter through as many prompts again.
+const GREEDY: usize = 4;
+
+fn family(name: &str) {
+    let place = Place::new();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(data(name).join(file), place.checkpoint().join(file)).unwrap();
+    }
+    let tokenizer = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}"#;
+    fs::write(place.checkpoint().join("tokenizer.json"), tokenizer).unwrap();
+    check_recorded(name, &place.checkpoint(), &data(name).join("golden.safetensors"), 3, GREEDY);
+}
+
+macro_rules! families {
+    ($($name:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                family(stringify!($name));
+            }
+        )*
+
+        /// Every reference is judged.
+        #[test]
+        fn none_is_left_out() {
+            let mut found: Vec<String> =
+                fs::read_dir(data("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+            found.sort();
+            let mut judged = vec![$(stringify!($name)),*];
+            judged.sort_unstable();
+            assert_eq!(found, judged);
+        }
+    };
+}
+
+families!(
+    dots1,
+    ernie,
+    ernie_moe,
+    gemma,
+    gemma2,
+    gemma3_linear,
+    glm,
+    glm4_moe_groups,
+    granite,
+    granite_moe,
+    granite_moe_shared,
+    hunyuan_dense,
+    hunyuan_moe,
+    mistral,
+    mixtral,
+    mixtral_fused,
+    olmo2,
+    olmoe,
+    phi3,
+    phi3_longrope,
+    phimoe,
+    qwen2_moe,
+    smollm3,
+);
