@@ -3,7 +3,7 @@
     compare.py MODEL.gguf PACKAGE LLAMA_DUMP OUT_DIR
 
 Writes OUT_DIR/llama.safetensors (what llama.cpp computes, with its activations of 8 bits) and OUT_DIR/float.safetensors (a
-float32 evaluation in numpy of the dequantized weights as the file holds them, for llama, qwen2 and qwen3 files).
+float32 evaluation in numpy of the dequantized weights as the file holds them, for llama, qwen2, qwen3 and gemma3 files).
 """
 
 import struct
@@ -22,6 +22,8 @@ TEXTS = [
     "In 1969, 3 astronauts flew 384400 km. It's 12:30 -- don't   panic!\n\n\tNext line.",
     "Gr\u00fc\u00dfe aus M\u00fcnchen \u2014 \u6771\u4eac\u306f\u65e5\u672c\u306e\u9996\u90fd\u3067\u3059\u3002 \u041f\u0440\u0438\u0432\u0435\u0442 \U0001f44d\U0001f3fd",
     "  leading and trailing spaces  \n \n",
+    "a  b   c    d\n\n\n\n<b>bold</b> \u2581 <0x41> <unused3>",
+    "<start_of_turn>user\nWhy is the sky blue?<end_of_turn>\n<start_of_turn>model\n",
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
 ]
 
@@ -78,10 +80,17 @@ class Float:
         bias = self.weights.get(f"{name}.bias")
         return x @ self.weights[f"{name}.weight"].T + (0 if bias is None else bias)
 
-    def rotate(self, x):
+    def window(self, layer):
+        """Positions a query of the layer sees; None for all."""
+        slides = self.arch == "gemma3" and (layer + 1) % 6 != 0
+        return self.size("attention.sliding_window") if slides else None
+
+    def rotate(self, x, layer):
         """x [tokens, heads, channels]."""
         tokens, _, dim = x.shape
-        freq = self.size("rope.freq_base", 10000.0) ** (-np.arange(0, dim, 2) / dim)
+        local = self.window(layer) is not None
+        base = 10000.0 if local else self.size("rope.freq_base", 10000.0)
+        freq = base ** (-np.arange(0, dim, 2) / dim)
         if "rope_freqs.weight" in self.weights:
             freq = freq / self.weights["rope_freqs.weight"]
         angle = np.arange(tokens)[:, None, None] * freq
@@ -95,17 +104,21 @@ class Float:
         out[second] = x[second] * cos + x[first] * sin
         return out
 
-    def attention(self, x, at):
+    def attention(self, x, layer):
+        at = f"blk.{layer}"
         heads = self.size("attention.head_count")
         groups = self.size("attention.head_count_kv", heads)
         tokens = len(x)
         q, k, v = (self.linear(x, f"{at}.attn_{n}").reshape(tokens, -1, self.head_dim(heads)) for n in "qkv")
         if f"{at}.attn_q_norm.weight" in self.weights:
             q, k = self.norm(q, f"{at}.attn_q_norm"), self.norm(k, f"{at}.attn_k_norm")
-        q, k = self.rotate(q), self.rotate(k)
+        q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(t, heads // groups, axis=1) for t in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
-        scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+        visible = np.tri(tokens, dtype=bool)
+        if (window := self.window(layer)) is not None:
+            visible &= ~np.tri(tokens, k=-window, dtype=bool)
+        scores = np.where(visible, scores, -np.inf)
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
         return self.linear(np.einsum("hqk,khd->qhd", scores, v).reshape(tokens, -1), f"{at}.attn_output")
@@ -113,14 +126,27 @@ class Float:
     def head_dim(self, heads):
         return self.size("attention.key_length", self.size("embedding_length") // heads)
 
+    def after(self, x, name):
+        """The norm of a half's output, where there is one."""
+        return self.norm(x, name) if f"{name}.weight" in self.weights else x
+
+    def activation(self, x):
+        if self.arch == "gemma3":
+            return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return x / (1 + np.exp(-x))
+
     def logits(self, ids):
         x = self.weights["token_embd.weight"][ids]
+        if self.arch == "gemma3":
+            x = x * np.float32(np.sqrt(x.shape[-1]))
         for layer in range(self.size("block_count")):
             at = f"blk.{layer}"
-            x = x + self.attention(self.norm(x, f"{at}.attn_norm"), at)
+            attended = self.attention(self.norm(x, f"{at}.attn_norm"), layer)
+            x = x + self.after(attended, f"{at}.post_attention_norm")
             y = self.norm(x, f"{at}.ffn_norm")
             gate, up = self.linear(y, f"{at}.ffn_gate"), self.linear(y, f"{at}.ffn_up")
-            x = x + self.linear(gate / (1 + np.exp(-gate)) * up, f"{at}.ffn_down")
+            down = self.linear(self.activation(gate) * up, f"{at}.ffn_down")
+            x = x + self.after(down, f"{at}.post_ffw_norm")
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
         return (self.norm(x, "output_norm") @ head.T).astype("f4")
 
@@ -142,7 +168,7 @@ def main():
         golden |= {f"prompt_{k}": ids.astype("i8"), f"logits_{k}": logits, f"greedy_{k}": greedy.astype("i8")}
     save_file(golden, folder / "llama.safetensors")
     reference = Float(model)
-    if reference.arch in ("llama", "qwen2", "qwen3"):
+    if reference.arch in ("llama", "qwen2", "qwen3", "gemma3"):
         golden = {}
         for k, (ids, logits, _) in enumerate(known):
             ours = reference.logits(ids)
