@@ -15,9 +15,9 @@ use std::{fmt::Write, path::PathBuf};
 
 /// Convert a Hugging Face checkpoint or a GGUF file to an ONNX package
 ///
-/// Reads config.json, safetensors (single file or sharded) and the tokenizer's files of a Llama, Qwen2, Qwen3 or Qwen3-MoE
-/// checkpoint, or a GGUF file of one (of several: any, the others are found beside it). Weights are rounded to nearest,
-/// each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype). Weights that a GGUF file holds quantized keep
+/// Reads config.json, safetensors (single file or sharded) and the tokenizer's files of a checkpoint of any family in
+/// docs/families.md, or a GGUF file (of several: any, the others are found beside it). Weights are rounded to nearest,
+/// each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype). Weights that the source holds quantized keep
 /// their codes and scales, unless a width is given for their kind; what became of them is printed. The package appears
 /// only when it is complete.
 #[derive(Debug, clap::Args)]
