@@ -229,7 +229,7 @@ class Gaps:
     def __init__(self, model):
         self.least = float("inf")
         for module in model.modules():
-            if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "TopKGating", "Router")):
+            if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "TopKGating", "Router", "Gate")):
                 module.register_forward_hook(self.hook)
 
     def hook(self, module, _inputs, outputs):

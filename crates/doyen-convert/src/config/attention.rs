@@ -80,6 +80,14 @@ pub enum QkNorm {
 impl Attention {
     /// Llama's attention: what families start from.
     pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
+        Self::rotated(f, Rope::read)
+    }
+
+    /// As [`read`](Self::read), with another reading of the rotation.
+    pub(super) fn rotated(
+        f: &Fields,
+        rope: impl FnOnce(&Fields, usize) -> Result<Rope, ConvertError>,
+    ) -> Result<Self, ConvertError> {
         let (hidden, heads) = (f.size("hidden_size")?, f.size("num_attention_heads")?);
         let kv_heads = f.optional_size("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
@@ -106,7 +114,7 @@ impl Attention {
             output_bias: false,
             qk_norm: None,
             clip: None,
-            rope: Some(Rope::read(f, head_dim)?),
+            rope: Some(rope(f, head_dim)?),
             window: None,
             scale: 1.0 / (head_dim as f64).sqrt() as f32,
             softcap: None,

@@ -71,8 +71,26 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`, for all layers.
     pub(super) fn read(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
+        const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+        if let Some(p) = f.object("rope_parameters")?
+            && KINDS.iter().any(|kind| p.value(kind).is_some())
+        {
+            let full = Self::read_kind(f, KINDS[0], head_dim)?;
+            if p.value(KINDS[1]).is_some() && Self::read_kind(f, KINDS[1], head_dim)? != full {
+                return Err(p.wrong(
+                    KINDS[1],
+                    "another rotation",
+                    "that of full_attention in this architecture",
+                ));
+            }
+            return Ok(full);
+        }
+        Self::single(f, head_dim)
+    }
+
+    fn single(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
         let (name, params) = match f.object("rope_parameters")? {
             Some(p) => ("rope_parameters", Some(p)),
             None => ("rope_scaling", f.object("rope_scaling")?),
@@ -85,7 +103,7 @@ impl Rope {
         let outer = f.object("rope_parameters")?;
         match outer.as_ref().map(|p| p.object(kind)).transpose()?.flatten() {
             Some(own) => Self::of(f, &format!("rope_parameters.{kind}"), Some(&own), head_dim),
-            None => Self::read(f, head_dim),
+            None => Self::single(f, head_dim),
         }
     }
 
@@ -96,10 +114,8 @@ impl Rope {
 
     fn of(f: &Fields, name: &str, params: Option<&Fields>, head_dim: usize) -> Result<Self, ConvertError> {
         let outer = f.float("rope_theta")?;
-        let part = match params.map(|p| p.float("partial_rotary_factor")).transpose()?.flatten() {
-            Some(part) => Some(part),
-            None => f.float("partial_rotary_factor")?,
-        };
+        let own = params.map(|p| p.float("partial_rotary_factor")).transpose()?.flatten();
+        let part = own.or(f.float("partial_rotary_factor")?);
         let dim = match part {
             None => head_dim,
             Some(part) if part > 0.0 && part <= 1.0 => (head_dim as f64 * part) as usize,

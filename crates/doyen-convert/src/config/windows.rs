@@ -24,19 +24,24 @@ pub(super) fn layer_types(f: &Fields, layers: usize) -> Result<Option<Vec<bool>>
         .map(Some)
 }
 
+/// Positions of a window; released files also write 0 for none.
+fn window(f: &Fields) -> Result<Option<usize>, ConvertError> {
+    Ok(Some(f.count("sliding_window", 0)?).filter(|n| *n > 0))
+}
+
 /// Windows of `sliding_window` positions in layers that slide.
 pub(super) fn sized(f: &Fields, slides: Vec<bool>) -> Result<Vec<Option<usize>>, ConvertError> {
-    let window = f.optional_size("sliding_window")?;
-    if window.is_none() && slides.contains(&true) {
+    let size = window(f)?;
+    if size.is_none() && slides.contains(&true) {
         return Err(f.wrong("sliding_window", "absent", "a positive integer, since layers slide"));
     }
-    Ok(slides.into_iter().map(|s| window.filter(|_| s)).collect())
+    Ok(slides.into_iter().map(|s| size.filter(|_| s)).collect())
 }
 
 /// None: a window that is set is refused, unless `layer_types` says that no layer uses it.
 pub(super) fn none(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
     let types = layer_types(f, layers)?;
-    if let Some(w) = f.optional_size("sliding_window")?
+    if let Some(w) = window(f)?
         && types.is_none_or(|t| t.contains(&true))
     {
         return Err(f.wrong("sliding_window", w, "nothing in this architecture"));
@@ -46,7 +51,7 @@ pub(super) fn none(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, Conv
 
 /// Every layer where `sliding_window` is set, or those that `layer_types` names.
 pub(super) fn all(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
-    let set = f.optional_size("sliding_window")?.is_some();
+    let set = window(f)?.is_some();
     let slides = layer_types(f, layers)?.unwrap_or_else(|| vec![set; layers]);
     sized(f, slides)
 }

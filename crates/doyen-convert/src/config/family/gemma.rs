@@ -18,8 +18,12 @@ const SANDWICH: LayerNorms = LayerNorms {
 pub(crate) const WHOLE_NORMS: &str = "doyen_whole_norms";
 
 pub(super) fn gemma(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    start(f, Attention::read(f)?)
+}
+
+fn start(f: &Fields, attention: Attention) -> Result<ModelConfig, ConvertError> {
     let bias = f.flag("attention_bias", false)?;
-    let mut c = plain(f, Attention { qkv_bias: bias, output_bias: bias, ..Attention::read(f)? })?;
+    let mut c = plain(f, Attention { qkv_bias: bias, output_bias: bias, ..attention })?;
     c.norm.zero_centred = !f.flag(WHOLE_NORMS, false)?;
     c.embedding_scale = (c.hidden as f64).sqrt() as f32;
     c.head.softcap = softcap(f, "final_logit_softcapping")?;
@@ -43,7 +47,8 @@ pub(super) fn gemma2(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Norms of query and key heads; layers that slide have a rotation of their own.
 pub(super) fn gemma3(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    let mut c = gemma(f)?;
+    let global = |f: &Fields, head_dim| Rope::read_kind(f, "full_attention", head_dim);
+    let mut c = start(f, Attention::rotated(f, global)?)?;
     let scale = scale(f)?;
     let cap = softcap(f, "attn_logit_softcapping")?;
     let pattern = match f.optional_size("sliding_window_pattern")? {
@@ -52,7 +57,7 @@ pub(super) fn gemma3(f: &Fields) -> Result<ModelConfig, ConvertError> {
     };
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| !(i + 1).is_multiple_of(pattern))?);
     let head_dim = f.size("head_dim")?;
-    let global = Rope::read_kind(f, "full_attention", head_dim)?;
+    let global = global(f, head_dim)?;
     let nested = f.object("rope_parameters")?.is_some_and(|p| p.value("sliding_attention").is_some());
     let local_theta = f.positive_float("rope_local_base_freq", None)?;
     let local = if nested {

@@ -45,6 +45,12 @@ fn attention(f: &Fields) -> Result<Attention, ConvertError> {
 
 /// The experts that GLM-4.5 and dots share with DeepSeek-V3.
 pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), ConvertError> {
+    // What the releases call the rule below.
+    for name in ["scoring_func", "topk_method"] {
+        if let Some(rule) = f.string(name)?.filter(|r| !matches!(*r, "sigmoid" | "noaux_tc")) {
+            return Err(f.wrong(name, format!("{rule:?}"), "\"sigmoid\" or \"noaux_tc\""));
+        }
+    }
     let mut moe = Moe::read(f, ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
     moe.routing = Routing {
         score: Score::Sigmoid,
