@@ -82,6 +82,7 @@ struct PrepareParams {
 
 // A warp a head of a token; heads are those of q, then k, then v. Shared memory: 4 heads of the larger head size.
 extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid_constant__ PrepareParams p) {
+    in_order();
     extern __shared__ float lines[];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 kv = p.batch.kv_heads;
@@ -177,9 +178,182 @@ struct AttendParams {
 #define ROWS 16
 #define ATTEND_THREADS 128
 
+// ---- attention on the tensor cores ---------------------------------------------------------------------------------
+
+// Rows of a tile for keys and values of 16-bit floats of `D` channels. A warp takes every fourth lot of 16 keys, straight
+// from the cache into the right operands of mma.m16n8k16, and keeps maxima, sums and outputs of its own; the warps are put
+// together at the end. Lane 4g + t of the products with keys has 8 channels of key g in every 32; of the products with
+// values it has the channels 8 g + j of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 for tile j of every 64.
+#define LOT 16
+
+// The tile of a block, and a lot of its heads.
+struct Tile {
+    u32 sequence, kv_head, first, past, len, queries;  // first: of the tile, among the sequence's new tokens
+    u32 token, member0, members, group;                // token: the first of the sequence
+    u32 begin, end;                                    // keys
+};
+
+__device__ __forceinline__ u32 halves(u32 a, u32 b, bool high) { return __byte_perm(a, b, high ? 0x7632 : 0x5410); }
+
+template <class T, int D>
+__device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& at, float* memory, float* row_max,
+                                            float* row_sum) {
+    const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
+    const u32 rows = at.queries * at.members;
+    u32 q[D / 32][2][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 r = g + 8 * h;
+        const u32 token = at.token + at.first + r / at.members, head = at.kv_head * at.group + at.member0 + r % at.members;
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            float4 v[2] = {make_float4(0.f, 0.f, 0.f, 0.f), make_float4(0.f, 0.f, 0.f, 0.f)};
+            if (r < rows) {
+                const float4* from = (const float4*)(p.q + ((u64)token * p.heads + head) * D + c * 32 + t * 8);
+                v[0] = from[0], v[1] = from[1];
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                q[c][h][2 * i] = T::pack(v[i].x * p.scale, v[i].y * p.scale);
+                q[c][h][2 * i + 1] = T::pack(v[i].z * p.scale, v[i].w * p.scale);
+            }
+        }
+    }
+    float out[D / 8][4], most[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0.f;
+    u32 seen_at[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) seen_at[h] = at.past + at.first + (g + 8 * h) / at.members;
+
+    for (u32 k0 = at.begin + warp * LOT; k0 < at.end; k0 += ATTEND_THREADS / 32 * LOT) {
+        // A lot lies in one page.
+        const u64 row = cache_row(p.batch, at.sequence, at.kv_head, k0);
+        const uint4 none = make_uint4(0, 0, 0, 0);
+        uint4 keys[2][D / 32], values[2][2][D / 64];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const uint4* from = (const uint4*)((const u16*)p.keys.rows + (row + j * 8 + g) * D + t * 8);
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) keys[j][c] = k0 + j * 8 + g < at.end ? from[c * 4] : none;
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 key = j * 8 + 2 * t + i;
+                const uint4* from = (const uint4*)((const u16*)p.values.rows + (row + key) * D + g * 8);
+#pragma unroll
+                for (int c = 0; c < D / 64; c++) values[j][i][c] = k0 + key < at.end ? from[c * 8] : none;
+            }
+        float s[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.f;
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                u32 first[4] = {q[c][0][0], q[c][1][0], q[c][0][1], q[c][1][1]};
+                T::mma(s[j], first, keys[j][c].x, keys[j][c].y);
+                u32 second[4] = {q[c][0][2], q[c][1][2], q[c][0][3], q[c][1][3]};
+                T::mma(s[j], second, keys[j][c].z, keys[j][c].w);
+            }
+        }
+        float largest[2] = {most[0], most[1]};
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 h = i / 2, r = g + 8 * h, key = k0 + j * 8 + 2 * t + i % 2;
+                const bool seen = r < rows && key < at.end && (!p.causal || key <= seen_at[h]) &&
+                                  (!p.window || key + p.window > seen_at[h]);
+                float v = s[j][i];
+                if (p.softcap > 0.f) v = p.softcap * tanhf(v / p.softcap);
+                if (p.bias && seen) {
+                    const u32 head = at.kv_head * at.group + at.member0 + r % at.members;
+                    const u64 b = at.sequence * p.bias_stride[0] + head * p.bias_stride[1] +
+                                  (at.first + r / at.members) * p.bias_stride[2] + key * p.bias_stride[3];
+                    v += key < p.bias_keys ? p.bias[b] : -INF;
+                }
+                s[j][i] = seen ? v : -INF;
+                largest[h] = fmaxf(largest[h], s[j][i]);
+            }
+        float keep[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
+            largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
+            // Nothing seen yet: any finite maximum will do.
+            keep[h] = most[h] == -INF ? 0.f : __expf(most[h] - largest[h]);
+            most[h] = largest[h];
+            sum[h] *= keep[h];
+        }
+        float e[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                e[j][i] = s[j][i] == -INF ? 0.f : __expf(s[j][i] - most[i / 2]);
+                sum[i / 2] += e[j][i];
+            }
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            out[i][0] *= keep[0], out[i][1] *= keep[0];
+            out[i][2] *= keep[1], out[i][3] *= keep[1];
+        }
+        u32 a[4] = {T::pack(e[0][0], e[0][1]), T::pack(e[0][2], e[0][3]), T::pack(e[1][0], e[1][1]), T::pack(e[1][2], e[1][3])};
+#pragma unroll
+        for (int c = 0; c < D / 64; c++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const auto word = [&](const uint4& v) { return j / 2 == 0 ? v.x : j / 2 == 1 ? v.y : j / 2 == 2 ? v.z : v.w; };
+                const u32 b0 = halves(word(values[0][0][c]), word(values[0][1][c]), j % 2);
+                const u32 b1 = halves(word(values[1][0][c]), word(values[1][1][c]), j % 2);
+                T::mma(out[c * 8 + j], a, b0, b1);
+            }
+    }
+    // Warps one after the other: maxima, sums, outputs.
+    float* maxima = memory;
+    float* sums = maxima + ATTEND_THREADS / 32 * ROWS;
+    float* outs = sums + ATTEND_THREADS / 32 * ROWS;
+    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
+        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+        const u32 r = warp * ROWS + g + 8 * h;
+        if (t == 0) maxima[r] = most[h], sums[r] = sum[h];
+#pragma unroll
+        for (int c = 0; c < D / 64; c++)
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                // Column n of tile j is channel 8 n + j.
+                for (int i = 0; i < 2; i++) outs[r * D + c * 64 + (2 * t + i) * 8 + j] = out[c * 8 + j][2 * h + i];
+    }
+    __syncthreads();
+    // The rows of all warps, in the place of the first one's.
+    for (u32 i = tid; i < rows * D; i += ATTEND_THREADS) {
+        const u32 r = i / D, c = i % D;
+        float largest = -INF, o = 0.f, total = 0.f;
+#pragma unroll
+        for (u32 w = 0; w < ATTEND_THREADS / 32; w++) largest = fmaxf(largest, maxima[w * ROWS + r]);
+#pragma unroll
+        for (u32 w = 0; w < ATTEND_THREADS / 32; w++) {
+            const float m = maxima[w * ROWS + r];
+            const float scale = m == -INF ? 0.f : __expf(m - largest);
+            o = fmaf(outs[(w * ROWS + r) * D + c], scale, o);
+            total = fmaf(sums[w * ROWS + r], scale, total);
+        }
+        if (c == 0) row_max[r] = largest, row_sum[r] = total;
+        outs[r * D + c] = o;
+    }
+    __syncthreads();
+}
+
 // Floats of shared memory: keys, values, queries, scores, outputs.
 //   PIECE * (dk + 1) + PIECE * dv + ROWS * dk + ROWS * (PIECE + 1) + ROWS * dv
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid_constant__ AttendParams p) {
+    in_order();
     extern __shared__ float memory[];
     const u32 dk = p.keys.head_size, dv = p.values.head_size;
     float* ks = memory;
@@ -202,14 +376,6 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
     for (u32 member0 = 0; member0 < group; member0 += lot) {
         const u32 members = min(lot, group - member0);
         const u32 rows = queries * members;
-        for (u32 i = tid; i < rows * dk; i += ATTEND_THREADS) {
-            u32 r = i / dk, c = i % dk;
-            u32 token = first + tile.y + r / members, head = kv_head * group + member0 + r % members;
-            qs[i] = p.q[((u64)token * p.heads + head) * dk + c] * p.scale;
-        }
-        for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) out[i] = 0.f;
-        if (tid < ROWS) row_max[tid] = -INF, row_sum[tid] = 0.f;
-
         // Keys that some query of the tile sees.
         u32 begin = 0, end = p.causal ? past + tile.y + queries : past + len;
         if (p.window && past + tile.y + 1 > p.window) begin = past + tile.y + 1 - p.window;
@@ -218,7 +384,28 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
             end = min(end, (split + 1) * p.split_keys);
         }
         begin = begin / PIECE * PIECE;
-        for (u32 k0 = begin; k0 < end; k0 += PIECE) {
+        const bool mma = p.keys.kind == p.values.kind && (p.keys.kind == KV_F16 || p.keys.kind == KV_BF16) && dk == dv &&
+                         (dk == 64 || dk == 128) && p.batch.page_shift >= 4;
+        if (mma) {
+            const Tile part = {(u32)sequence, kv_head, (u32)tile.y, past, len, queries, first, member0, members, group, begin, end};
+            if (p.keys.kind == KV_F16)
+                dk == 64 ? attend_tile<Half, 64>(p, part, memory, row_max, row_sum)
+                         : attend_tile<Half, 128>(p, part, memory, row_max, row_sum);
+            else
+                dk == 64 ? attend_tile<Brain, 64>(p, part, memory, row_max, row_sum)
+                         : attend_tile<Brain, 128>(p, part, memory, row_max, row_sum);
+            out = memory + 2 * ATTEND_THREADS / 32 * ROWS;
+        }
+        for (u32 i = tid; !mma && i < rows * dk; i += ATTEND_THREADS) {
+            u32 r = i / dk, c = i % dk;
+            u32 token = first + tile.y + r / members, head = kv_head * group + member0 + r % members;
+            qs[i] = p.q[((u64)token * p.heads + head) * dk + c] * p.scale;
+        }
+        if (!mma) {
+            for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) out[i] = 0.f;
+            if (tid < ROWS) row_max[tid] = -INF, row_sum[tid] = 0.f;
+        }
+        for (u32 k0 = mma ? end : begin; k0 < end; k0 += PIECE) {
             const u32 n = min((u32)PIECE, end - k0);
             __syncthreads();
             for (u32 i = tid; i < n * dk; i += ATTEND_THREADS) {
@@ -296,6 +483,7 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
 
 // A block a head of a token: the splits in order.
 extern "C" __global__ void __launch_bounds__(128) attention_join(const __grid_constant__ AttendParams p) {
+    in_order();
     const u32 dv = p.values.head_size;
     u64 at = (u64)blockIdx.x * p.heads + blockIdx.y;
     const float* part = p.part + at * p.splits * (dv + 2);

@@ -135,6 +135,12 @@ __device__ __forceinline__ void await_earlier() {
 #endif
 }
 
+// How a kernel begins that has nothing to do before its inputs are there.
+__device__ __forceinline__ void in_order() {
+    allow_next();
+    await_earlier();
+}
+
 // ---- reductions ----------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float warp_sum(float v) {

@@ -190,6 +190,7 @@ __device__ __forceinline__ const void* token(const FewParams& p, const Place& at
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) few(const __grid_constant__ FewParams p) {
+    in_order();
     Place at;
     if (!place(p, at)) return;
     const u32 g = (threadIdx.x % 32) / 4, t = threadIdx.x % 4;
@@ -214,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) few(const __grid_con
 
 // FC1 and the activation: rows g of the left operand are gates, rows g + 8 their linear rows. y is in the order of places.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) few_activated(const __grid_constant__ FewParams p) {
+    in_order();
     Place at;
     if (!place(p, at)) return;
     const u32 g = (threadIdx.x % 32) / 4, t = threadIdx.x % 4;
@@ -277,6 +279,7 @@ __device__ __forceinline__ void narrow_run(const NarrowParams& p, u64 run) {
 
 // A thread a run: 16 numbers to the operand type, in the order in which the codes of their units come out of their bytes.
 extern "C" __global__ void __launch_bounds__(256) narrow(const __grid_constant__ NarrowParams p) {
+    in_order();
     for (u64 run = blockIdx.x * 256ull + threadIdx.x; run < p.runs; run += gridDim.x * 256ull) {
         if (p.block_shift >= 6)
             narrow_run<16>(p, run);

@@ -187,10 +187,18 @@ __device__ __forceinline__ void grouped(const GemmParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_16(const __grid_constant__ GemmParams p) {
+    in_order();
     gemm<16>(p, 0, blockIdx.y * 16, min(p.m, blockIdx.y * 16 + 16));
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_64(const __grid_constant__ GemmParams p) {
+    in_order();
     gemm<64>(p, 0, blockIdx.y * 64, min(p.m, blockIdx.y * 64 + 64));
 }
-extern "C" __global__ void __launch_bounds__(THREADS) grouped_16(const __grid_constant__ GemmParams p) { grouped<16>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) grouped_64(const __grid_constant__ GemmParams p) { grouped<64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) grouped_16(const __grid_constant__ GemmParams p) {
+    in_order();
+    grouped<16>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) grouped_64(const __grid_constant__ GemmParams p) {
+    in_order();
+    grouped<64>(p);
+}

@@ -110,9 +110,18 @@ __device__ __forceinline__ void gemv(const GemvParams& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) gemv_1(const __grid_constant__ GemvParams p) { gemv<1>(p); }
-extern "C" __global__ void __launch_bounds__(128) gemv_2(const __grid_constant__ GemvParams p) { gemv<2>(p); }
-extern "C" __global__ void __launch_bounds__(128) gemv_4(const __grid_constant__ GemvParams p) { gemv<4>(p); }
+extern "C" __global__ void __launch_bounds__(128) gemv_1(const __grid_constant__ GemvParams p) {
+    in_order();
+    gemv<1>(p);
+}
+extern "C" __global__ void __launch_bounds__(128) gemv_2(const __grid_constant__ GemvParams p) {
+    in_order();
+    gemv<2>(p);
+}
+extern "C" __global__ void __launch_bounds__(128) gemv_4(const __grid_constant__ GemvParams p) {
+    in_order();
+    gemv<4>(p);
+}
 
 // One product of every route: y[route, rows] = W[expert] x[route / x_div] + bias[expert]. Mirrors `RoutedParams`.
 struct RoutedParams {
@@ -130,6 +139,7 @@ struct RoutedParams {
 };
 
 extern "C" __global__ void __launch_bounds__(128) routed(const __grid_constant__ RoutedParams p) {
+    in_order();
     u32 first = (blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * GEMV_ROWS;
     if (first >= p.w.rows) return;
     u32 route = blockIdx.y;
@@ -150,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(128) routed(const __grid_constant__
 
 // FC1 and the activation in one: y[route, inter], inter being half of the rows where gate and linear rows share FC1.
 extern "C" __global__ void __launch_bounds__(128) routed_activated(const __grid_constant__ RoutedParams p) {
+    in_order();
     u32 inter = p.act.gate == GATE_NONE ? p.w.rows : p.w.rows / 2;
     u32 i = blockIdx.x * GEMV_WARPS + threadIdx.x / 32;
     if (i >= inter) return;
@@ -183,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(128) routed_activated(const __grid_
 // FC2 and the weighted sum in one: y[token, rows] = sum_j mix[token, j] (W[e_j] x[token, j] + bias[e_j]), j in order. A
 // block owns two rows of a token; its warps share the token's routes.
 extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS) routed_sum(const __grid_constant__ RoutedParams p) {
+    in_order();
     extern __shared__ float part[];  // [k][GEMV_ROWS]
     u32 first = blockIdx.x * GEMV_ROWS;
     u32 token = blockIdx.y;

@@ -24,6 +24,7 @@ struct NormParams {
 
 // A block a row. Shared memory: the row.
 extern "C" __global__ void __launch_bounds__(256) normalize(const __grid_constant__ NormParams p) {
+    in_order();
     extern __shared__ float row[];
     __shared__ float buffer[32];
     u64 base = (u64)blockIdx.x * p.width;
@@ -77,6 +78,7 @@ __device__ __forceinline__ void embed_row(const EmbedParams& p, i64 row, float* 
 }
 
 extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ EmbedParams p) {
+    in_order();
     i64 row = p.wide ? ((const i64*)p.indices)[blockIdx.x] : (i64)((const int*)p.indices)[blockIdx.x];
     if (row < 0) row += p.w.rows;
     float* y = p.y + (u64)blockIdx.x * p.w.cols;
@@ -136,6 +138,7 @@ __device__ __forceinline__ float unary_value(u32 kind, float x, float alpha) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) unary(const __grid_constant__ UnaryParams p) {
+    in_order();
     for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < p.n; i += gridDim.x * 256ull)
         p.y[i] = unary_value(p.kind, p.x[i], p.alpha);
 }
@@ -160,6 +163,7 @@ struct BinaryParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) binary(const __grid_constant__ BinaryParams p) {
+    in_order();
     for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < p.n; i += gridDim.x * 256ull) {
         u64 ia = i, ib = i;
         if (p.rank) {
@@ -193,6 +197,7 @@ struct SoftmaxParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant__ SoftmaxParams p) {
+    in_order();
     __shared__ float buffer[32];
     const float* x = p.x + (u64)blockIdx.x * p.width;
     float* y = p.y + (u64)blockIdx.x * p.width;
@@ -225,6 +230,7 @@ struct SelectParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) select_rows(const __grid_constant__ SelectParams p) {
+    in_order();
     const u32* x = p.x + (u64)p.rows[blockIdx.x] * p.words;
     u32* y = p.y + (u64)blockIdx.x * p.words;
     for (u32 i = threadIdx.x; i < p.words; i += 256) y[i] = x[i];
@@ -253,6 +259,7 @@ __device__ __forceinline__ void transpose_tile(const TransposeParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constant__ TransposeParams p) {
+    in_order();
     if (p.wide)
         transpose_tile<u32>(p);
     else
@@ -268,6 +275,7 @@ struct ArgmaxParams {
 };
 
 extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxParams p) {
+    in_order();
     __shared__ float values[32];
     __shared__ u32 places[32];
     const float* x = p.x + (u64)blockIdx.x * p.width;

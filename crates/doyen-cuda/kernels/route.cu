@@ -100,9 +100,8 @@ __device__ __forceinline__ void route_kept(const RouteParams& p, const float* lo
 
 // A warp a token. Shared memory: k floats, then a byte per expert (taken).
 extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ RouteParams p) {
+    in_order();
     extern __shared__ float values[];  // [k], then taken[experts]
-    allow_next();
-    await_earlier();
     u8* taken = (u8*)(values + p.k);
     const u32 lane = threadIdx.x, token = blockIdx.x;
     const float* logits = p.logits + (u64)token * p.experts;
@@ -159,7 +158,6 @@ extern "C" __global__ void __launch_bounds__(32) route(const __grid_constant__ R
 // Mirrors `GroupParams`.
 struct GroupParams {
     const int* ids;    // expert of each route
-    int* counts;       // [experts]
     int* ends;         // [experts]
     int* order;        // [routes]
     int2* tiles;
@@ -171,30 +169,28 @@ struct GroupParams {
 
 #define GROUP_THREADS 256
 
-// A block an expert: how many routes go to it.
-extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_count(const __grid_constant__ GroupParams p) {
-    __shared__ float buffer[32];
-    int e = blockIdx.x, n = 0;
-    for (u32 r = threadIdx.x; r < p.routes; r += GROUP_THREADS) n += p.ids[r] == e;
-    // Counts below 2^24 are exact as floats; the host allows no more routes.
-    float total = block_sum((float)n, buffer);
-    if (threadIdx.x == 0) p.counts[e] = (int)total;
-}
-
-// A block an expert: its routes in ascending order, and its tiles.
-extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_place(const __grid_constant__ GroupParams p) {
+// A block an expert: its routes in ascending order, and its tiles. Every block counts all routes, which is cheaper than a
+// launch that does it once. Shared memory: a number an expert.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group(const __grid_constant__ GroupParams p) {
+    in_order();
+    extern __shared__ int counts[];
     __shared__ float buffer[32];
     __shared__ int warp_counts[GROUP_THREADS / 32];
-    int e = blockIdx.x;
+    const int e = blockIdx.x;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = threadIdx.x; i < p.experts; i += GROUP_THREADS) counts[i] = 0;
+    __syncthreads();
+    for (u32 r = threadIdx.x; r < p.routes; r += GROUP_THREADS) atomicAdd(&counts[p.ids[r]], 1);
+    __syncthreads();
     int before = 0, tiles_before = 0;
     for (int i = threadIdx.x; i < e; i += GROUP_THREADS) {
-        before += p.counts[i];
-        tiles_before += (p.counts[i] + p.tile_rows - 1) / p.tile_rows;
+        before += counts[i];
+        tiles_before += (counts[i] + p.tile_rows - 1) / p.tile_rows;
     }
+    // Counts below 2^24 are exact as floats; the host allows no more routes.
     int start = (int)block_sum((float)before, buffer);
     int tile = (int)block_sum((float)tiles_before, buffer);
-    int count = p.counts[e], tiles = (count + p.tile_rows - 1) / p.tile_rows;
+    int count = counts[e], tiles = (count + p.tile_rows - 1) / p.tile_rows;
     for (int t = threadIdx.x; t < tiles; t += GROUP_THREADS)
         p.tiles[tile + t] = make_int2(e, start + t * p.tile_rows);
     if (threadIdx.x == 0) {
@@ -232,6 +228,7 @@ struct ActivateParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) activate_rows(const __grid_constant__ ActivateParams p) {
+    in_order();
     for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.n; at += gridDim.x * 256ull) {
         u64 row = at / p.inter, i = at % p.inter;
         float g, l = 0.f;
@@ -256,6 +253,23 @@ struct CombineParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ CombineParams p) {
+    in_order();
+    if (p.hidden % 4 == 0) {
+        const u32 line = p.hidden / 4;
+        for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.n / 4; at += gridDim.x * 256ull) {
+            const u64 token = at / line;
+            const float4* row = (const float4*)p.rows + token * p.k * line + at % line;
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+            for (u32 j = 0; j < p.k; j++) {
+                const float mix = p.mix[token * p.k + j];
+                const float4 v = __ldcs(row + j * (u64)line);
+                sum.x += mix * v.x, sum.y += mix * v.y, sum.z += mix * v.z, sum.w += mix * v.w;
+            }
+            ((float4*)p.y)[at] = sum;
+        }
+        return;
+    }
     for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.n; at += gridDim.x * 256ull) {
         u64 token = at / p.hidden, i = at % p.hidden;
         float sum = 0.f;

@@ -37,9 +37,11 @@ struct StreamParams {
 };
 
 // What a lane keeps of a segment of two rows until it is multiplied.
+template <bool PLAIN>
 struct Lot {
     uint4 codes[2];
-    u32 scales[2];  // of 2 bytes each, those of the lane's two columns of sums
+    u32 scales[PLAIN ? 2 : 4];  // of the lane's two columns of sums: 2 bytes each, or float32
+    u32 zeros[PLAIN ? 1 : 2];
 };
 
 #define SUMS (PARTS == 1 ? 2 : 1)  // tokens of a lane
@@ -73,7 +75,7 @@ __device__ __forceinline__ u32 block_of(const Weights& w, u32 segment) {
 }
 
 template <bool PLAIN>
-__device__ __forceinline__ void fetch(Lot& lot, const Weights& w, const Rows& at, u32 segment) {
+__device__ __forceinline__ void fetch(Lot<PLAIN>& lot, const Weights& w, const Rows& at, u32 segment) {
     const bool live = segment * 4 + threadIdx.x % 4 < w.row_bytes / 16;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -86,20 +88,26 @@ __device__ __forceinline__ void fetch(Lot& lot, const Weights& w, const Rows& at
                 const u16* p = (const u16*)w.scales + at.scales[r] + block;
                 lot.scales[r] = PARTS == 1 ? *p : *(const u32*)p;
             }
+        } else {
+            const u32 block = block_of(w, segment);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 b = block + (PARTS == 1 ? 0 : i);
+                const float s = b < w.blocks ? load_float(w.scales, at.scales[r] + b, w.scale_float) : 0.f;
+                lot.scales[2 * r + i] = __float_as_uint(s);
+            }
+            const u32 column = min(segment * SEGMENT + threadIdx.x % 4 * LANE, w.cols - 1);
+            lot.zeros[r] = (u32)weight_zero<BITS>(w, at.matrix, at.row[r], column);
         }
     }
 }
 
 // Adds a segment's products to the lane's sums. `x` is where the lane's columns of activations lie in shared memory.
 template <bool PLAIN>
-__device__ __forceinline__ void consume(float (&sum)[2][2], const Lot& lot, const Weights& w, const Rows& at,
-                                        u32 segment, const u8* x, float mix) {
+__device__ __forceinline__ void consume(float (&sum)[2][2], const Lot<PLAIN>& lot, const Weights& w, const u8* x,
+                                        float mix) {
     u32 zero[2] = {1u << (BITS - 1), 1u << (BITS - 1)};
-    if (!PLAIN && w.zero_kind != ZERO_DEFAULT) {
-        const u32 column = min(segment * SEGMENT + threadIdx.x % 4 * LANE, w.cols - 1);
-#pragma unroll
-        for (int r = 0; r < 2; r++) zero[r] = (u32)weight_zero<BITS>(w, at.matrix, at.row[r], column);
-    }
+    if constexpr (!PLAIN) zero[0] = lot.zeros[0], zero[1] = lot.zeros[1];
     float c[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -138,10 +146,7 @@ __device__ __forceinline__ void consume(float (&sum)[2][2], const Lot& lot, cons
             s[0] = half ? f16_to_f32((u16)v) : __uint_as_float(v << 16);
             s[1] = PARTS == 1 ? s[0] : half ? f16_to_f32((u16)(v >> 16)) : __uint_as_float(v & 0xffff0000u);
         } else {
-            const u32 block = block_of(w, segment);
-            s[0] = block < w.blocks ? load_float(w.scales, at.scales[r] + block, w.scale_float) : 0.f;
-            s[1] = s[0];
-            if (PARTS > 1) s[1] = block + 1 < w.blocks ? load_float(w.scales, at.scales[r] + block + 1, w.scale_float) : 0.f;
+            s[0] = __uint_as_float(lot.scales[2 * r]), s[1] = __uint_as_float(lot.scales[2 * r + 1]);
         }
         if constexpr (SUMS == 2) {
             sum[r][0] = fmaf(s[0] * mix, c[2 * r], sum[r][0]);
@@ -241,8 +246,8 @@ __device__ __forceinline__ void product(const StreamParams& p, u8* shared, float
     // What is fetched next, ahead of what is multiplied.
     u32 ahead_time = 0, ahead = 0;
     Rows ahead_rows = rows_in(0);
-    Lot lots[STAGES];
-    auto fetch_next = [&](Lot& lot) {
+    Lot<PLAIN> lots[STAGES];
+    auto fetch_next = [&](Lot<PLAIN>& lot) {
         if (ahead_time >= times) return;
         fetch<PLAIN>(lot, w, ahead_rows, part + ahead * p.split);
         if (++ahead == each) {
@@ -257,14 +262,13 @@ __device__ __forceinline__ void product(const StreamParams& p, u8* shared, float
     __syncthreads();
     const Columns at = columns_of(p.m, w.cols);
     float sum[2][2] = {{0.f, 0.f}, {0.f, 0.f}};
-    Rows rows = rows_in(0);
     u32 time = 0, done = 0;
     while (time < times) {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) {
             if (time >= times) break;
             const u32 segment = part + done * p.split;
-            consume<PLAIN>(sum, lots[i], w, rows, segment, shared + at.first + segment * at.step, 1.f);
+            consume<PLAIN>(sum, lots[i], w, shared + at.first + segment * at.step, 1.f);
             fetch_next(lots[i]);
             if (++done < each) continue;
             if (join(sum, parts, part, p.split)) {
@@ -282,7 +286,6 @@ __device__ __forceinline__ void product(const StreamParams& p, u8* shared, float
             }
             sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.f;
             done = 0, time++;
-            if (!PLAIN && time < times) rows = rows_in(time);
         }
     }
 }
@@ -308,7 +311,7 @@ __device__ __forceinline__ void activated(const StreamParams& p, u8* shared, flo
         n[0] = value[0], n[1] = value[1];
     const u32 row[2] = {value[0] < inter ? n[0] : 0, value[1] < inter ? n[1] : 0};
     const Rows rows = rows_of(w, expert, row);
-    Lot lots[STAGES];
+    Lot<PLAIN> lots[STAGES];
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch<PLAIN>(lots[i], w, rows, part + i * p.split);
     narrow_rows(shared, (const float*)p.x + route / p.k * p.x_stride, 0, 1, w.cols);
@@ -320,7 +323,7 @@ __device__ __forceinline__ void activated(const StreamParams& p, u8* shared, flo
         for (int i = 0; i < STAGES; i++) {
             const u32 segment = segment0 + i * p.split;
             if (segment >= segments) break;
-            consume<PLAIN>(sum, lots[i], w, rows, segment, shared + at.first + segment * at.step, 1.f);
+            consume<PLAIN>(sum, lots[i], w, shared + at.first + segment * at.step, 1.f);
             fetch<PLAIN>(lots[i], w, rows, segment + STAGES * p.split);
         }
     if (!join(sum, parts, part, p.split) || threadIdx.x % 4) return;
@@ -356,7 +359,7 @@ __device__ __forceinline__ void summed(const StreamParams& p, u8* shared, float4
     // Routes were there before the launch that this one may overlap.
     auto rows_in = [&]() { return rows_of(w, (u64)__ldcg(p.experts + token * p.k + route), row); };
     Rows rows;
-    Lot lots[SUM_STAGES];
+    Lot<PLAIN> lots[SUM_STAGES];
     auto fetch_first = [&]() {
         rows = rows_in();
 #pragma unroll
@@ -382,7 +385,7 @@ __device__ __forceinline__ void summed(const StreamParams& p, u8* shared, float4
             for (int i = 0; i < SUM_STAGES; i++) {
                 const u32 segment = segment0 + i * each;
                 if (segment >= segments) break;
-                consume<PLAIN>(sum, lots[i], w, rows, segment, x + segment * at.step, mix);
+                consume<PLAIN>(sum, lots[i], w, x + segment * at.step, mix);
                 fetch<PLAIN>(lots[i], w, rows, segment + SUM_STAGES * each);
             }
         route += step;

@@ -216,12 +216,18 @@ __device__ __forceinline__ void grouped(const TileParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) tile_64(const __grid_constant__ TileParams p) {
+    in_order();
     tile<64>(p, 0, blockIdx.y * 64, min(p.m, blockIdx.y * 64 + 64));
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) tile_128(const __grid_constant__ TileParams p) {
+    in_order();
     tile<128>(p, 0, blockIdx.y * 128, min(p.m, blockIdx.y * 128 + 128));
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_64(const __grid_constant__ TileParams p) { grouped<64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_64(const __grid_constant__ TileParams p) {
+    in_order();
+    grouped<64>(p);
+}
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_128(const __grid_constant__ TileParams p) {
+    in_order();
     grouped<128>(p);
 }

@@ -43,6 +43,13 @@ struct WideParams {
 
 // ---- warpgroup instructions -------------------------------------------------------------------------------------
 
+#define PLACES_48 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23"
+#define SUMS_48(c) \
+    "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
+    "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+    "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
 #define PLACES_64 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -75,6 +82,14 @@ __device__ __forceinline__ void wgmma(float (&c)[N / 2], const u32 (&a)[4], u64 
                  "}, {" A "}, " B ", 1, 1, 1, 0;"                                                        \
                  : SUMS_##N(c)                                                                           \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+template <>
+__device__ __forceinline__ void wgmma<48>(float (&c)[24], const u32 (&a)[4], u64 b) {
+    if constexpr (OPERAND::EIGHT)
+        WGMMA(48, "%24, %25, %26, %27", "%28", "f16");
+    else
+        WGMMA(48, "%24, %25, %26, %27", "%28", "bf16");
+}
 
 template <>
 __device__ __forceinline__ void wgmma<64>(float (&c)[32], const u32 (&a)[4], u64 b) {
@@ -123,7 +138,7 @@ struct Place {
 
 template <int N>
 __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p, const Place& at) {
-    constexpr int PIECES = N * (BK / 8) / THREADS;     // 16-byte pieces of x that a thread brings a step
+    constexpr int PIECES = (N * (BK / 8) + THREADS - 1) / THREADS;  // 16-byte pieces of x that a thread brings a step
     constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;  // float16 keeps weights larger
     extern __shared__ __align__(1024) u8 memory[];
     const u32 xs = shared_address(memory);
@@ -136,7 +151,7 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         u32 r = at.first + tid / 8 + i * (THREADS / 8);
-        x_live[i] = r < at.end;
+        x_live[i] = r < at.end && r < at.first + N;
         u64 row = x_live[i] ? r : at.first;
         if (p.x_div) row = (p.order ? (u32)p.order[row] : (u32)row) / p.x_div;
         x_rows[i] = p.x + row * p.x_stride + tid % 8 * 8;
@@ -146,6 +161,7 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 const u32 r = tid / 8 + i * (THREADS / 8);
+                if (N % (THREADS / 8) && r >= N) continue;
                 bring16(xs + stage * (N * BK * 2) + at16(r, tid % 8), x_rows[i] + step * BK, x_live[i]);
             }
         cp_async_commit();
@@ -320,14 +336,28 @@ __device__ __forceinline__ void activated(const WideParams& p) {
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_64(const __grid_constant__ WideParams p) { product<64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 3) wide_48(const __grid_constant__ WideParams p) {
+    in_order();
+    product<48>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_64(const __grid_constant__ WideParams p) {
+    in_order();
+    product<64>(p);
+}
 extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_128(const __grid_constant__ WideParams p) {
+    in_order();
     product<128>(p);
 }
+extern "C" __global__ void __launch_bounds__(THREADS, 3) wide_activated_48(const __grid_constant__ WideParams p) {
+    in_order();
+    activated<48>(p);
+}
 extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_64(const __grid_constant__ WideParams p) {
+    in_order();
     activated<64>(p);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_128(const __grid_constant__ WideParams p) {
+    in_order();
     activated<128>(p);
 }
 
@@ -342,6 +372,7 @@ struct NarrowWideParams {
 
 // A thread 8 places.
 extern "C" __global__ void __launch_bounds__(256) narrow_wide(const __grid_constant__ NarrowWideParams p) {
+    in_order();
     const u32 pieces = (p.cols + BK - 1) / BK * (BK / 8);
     for (u64 at = blockIdx.x * 256ull + threadIdx.x; at < p.rows * pieces; at += gridDim.x * 256ull) {
         const u64 row = at / pieces;

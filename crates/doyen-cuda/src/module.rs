@@ -125,6 +125,8 @@ pub enum Module {
     Tile(Bits, Operand),
     /// Products of one or a few rows with codes, for decode.
     Stream(Bits, Parts, Operand),
+    /// Products of up to 8 rows with codes, 16 bytes a lane, on the tensor cores.
+    Eight(Bits, Operand),
     /// Products of many rows with codes on Hopper's warpgroup instructions.
     Wide(Bits, Operand),
     /// Products of many rows with floats, on the tensor cores.
@@ -137,6 +139,7 @@ impl Module {
         let mut all = vec![Self::Pointwise, Self::Route, Self::Attention];
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
+        all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Eight(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Tile(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Wide(b, o))));
         let streams =
@@ -155,6 +158,7 @@ impl Module {
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
             Self::Tile(..) => ("tile.cu", include_str!("../kernels/tile.cu")),
+            Self::Eight(..) => ("eight.cu", include_str!("../kernels/eight.cu")),
             Self::Wide(..) => ("wide.cu", include_str!("../kernels/wide.cu")),
             Self::Stream(..) => ("stream.cu", include_str!("../kernels/stream.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
@@ -166,7 +170,7 @@ impl Module {
         match self {
             Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
             Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
-            Self::Few(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
+            Self::Few(b, o) | Self::Eight(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
                 vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())]
             }
             Self::Stream(b, p, o) => vec![
@@ -189,14 +193,21 @@ impl Module {
             Self::Pointwise => {
                 &["normalize", "embed", "unary", "binary", "softmax", "select_rows", "transpose", "argmax"]
             }
-            Self::Route => &["route", "group_count", "group_place", "activate_rows", "combine"],
+            Self::Route => &["route", "group", "activate_rows", "combine"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
+            Self::Eight(..) => &["eight", "eight_activated"],
             Self::Few(..) => &["few", "few_activated", "narrow"],
             Self::Tile(..) => &["tile_64", "tile_128", "grouped_64", "grouped_128"],
-            Self::Wide(..) => {
-                &["wide_64", "wide_128", "wide_activated_64", "wide_activated_128", "narrow_wide"]
-            }
+            Self::Wide(..) => &[
+                "wide_48",
+                "wide_64",
+                "wide_128",
+                "wide_activated_48",
+                "wide_activated_64",
+                "wide_activated_128",
+                "narrow_wide",
+            ],
             Self::Stream(..) => &["stream", "stream_activated", "stream_sum"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
         }
@@ -211,6 +222,7 @@ impl fmt::Display for Module {
             Self::Attention => f.write_str("attention"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
+            Self::Eight(b, o) => write!(f, "eight_{}b_{o}", b.get()),
             Self::Tile(b, o) => write!(f, "tile_{}b_{o}", b.get()),
             Self::Wide(b, o) => write!(f, "wide_{}b_{o}", b.get()),
             Self::Stream(b, p, o) => write!(f, "stream_{}b_{}_{o}", b.get(), p.get()),
@@ -264,6 +276,18 @@ mod tests {
                 .collect();
             let listed: HashSet<&str> = module.entries().iter().copied().collect();
             assert_eq!(declared, listed, "{file}");
+        }
+    }
+
+    /// Launches overlap: a kernel that does not wait for the ones before it reads what they have not written yet.
+    #[test]
+    fn every_kernel_waits_for_earlier_launches() {
+        for (file, text) in Module::all().into_iter().map(Module::source) {
+            for kernel in text.split("extern \"C\" __global__ void ").skip(1) {
+                let waits =
+                    ["in_order();", "await_earlier();", "BY_LAYOUT("].iter().any(|w| kernel.contains(w));
+                assert!(waits, "{file}: {}", kernel.lines().next().unwrap_or_default());
+            }
         }
     }
 

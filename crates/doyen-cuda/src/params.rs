@@ -179,6 +179,30 @@ pub(crate) struct Stream {
     pub(crate) act: Activation,
 }
 
+/// `EightParams` of eight.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Eight {
+    pub(crate) w: Weights,
+    pub(crate) x: Addr,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) order: Addr,
+    pub(crate) tiles: Addr,
+    pub(crate) ends: Addr,
+    pub(crate) tile_count: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+    pub(crate) x_div: u32,
+    pub(crate) y_by_route: u32,
+    pub(crate) narrowed: u32,
+    pub(crate) split: u32,
+    pub(crate) y_span: u32,
+    pub(crate) act: Activation,
+}
+
 /// `RouteParams` of route.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -197,7 +221,6 @@ pub(crate) struct Route {
 #[derive(Clone, Copy)]
 pub(crate) struct Group {
     pub(crate) ids: Addr,
-    pub(crate) counts: Addr,
     pub(crate) ends: Addr,
     pub(crate) order: Addr,
     pub(crate) tiles: Addr,
@@ -417,7 +440,7 @@ macro_rules! params {
 }
 
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
-params!(Transpose, Prepare, Attend, Few, Narrow, Stream, Wide, NarrowWide);
+params!(Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Wide, NarrowWide);
 
 #[cfg(test)]
 mod tests {
@@ -433,10 +456,11 @@ mod tests {
         assert_eq!(size_of::<Gemm>(), 88 + 9 * 8 + 4 * 4);
         assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 6 * 4 + 20 + 4);
         assert_eq!(size_of::<Stream>(), 88 + 7 * 8 + 5 * 4 + 20);
+        assert_eq!(size_of::<Eight>(), 88 + 9 * 8 + 7 * 4 + 20);
         assert_eq!(size_of::<Wide>(), 88 + 9 * 8 + 5 * 4 + 20);
         assert_eq!(size_of::<NarrowWide>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);
-        assert_eq!(size_of::<Group>(), 6 * 8 + 3 * 4 + 4);
+        assert_eq!(size_of::<Group>(), 5 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);
         assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);
         assert_eq!(size_of::<Store>(), 2 * 8 + 3 * 4 + 4);

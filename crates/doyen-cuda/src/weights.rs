@@ -277,6 +277,17 @@ impl Bank {
         s.row_bytes.is_multiple_of(16).then_some((bits, parts))
     }
 
+    /// The code width, where the kernels for up to 8 rows that read 16 bytes a lane can: as [`Bank::few`], whole runs of 16
+    /// bytes of a row in one block, and a matrix within 32 bits.
+    pub(crate) fn eight(&self) -> Option<Bits> {
+        let bits = self.few()?;
+        let s = &self.shape;
+        // log2 of the columns of 16 bytes.
+        let whole = 7 - bits.get().trailing_zeros();
+        let small = s.codes_stride < 1 << 32 && s.scales_stride < 1 << 32;
+        (s.row_bytes.is_multiple_of(16) && s.block_shift >= whole && small).then_some(bits)
+    }
+
     /// log2 of the columns that share a scale; 31 where a row has one.
     pub(crate) const fn block_shift(&self) -> u32 {
         self.shape.block_shift
@@ -323,8 +334,7 @@ impl Bank {
             wide: u32::from(self.width == Width::F32),
         };
         // A grid has 65535 blocks along the second axis: 2 million columns of a weight.
-        let grid =
-            Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0, early: false };
+        let grid = Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0 };
         gpu.launch(&function, grid, params)?;
         gpu.wait()?;
         self.turn = Some(Turn { turned: Some(turned) });

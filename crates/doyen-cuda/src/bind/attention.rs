@@ -38,8 +38,26 @@ mod at {
 /// Rows of (query, head) of a tile, and keys it takes at a time: `ROWS` and `PIECE` of attention.cu.
 const ROWS: usize = 16;
 const PIECE: usize = 32;
-/// Keys of a split when one new token of each sequence is decoded; a multiple of `PIECE`.
-const SPLIT: usize = 256;
+/// Keys of a split when one new token of each of `sequences` sequences is decoded, a multiple of `PIECE`: few sequences fill
+/// the card with shorter ones.
+const fn split_keys(sequences: usize) -> usize {
+    match sequences {
+        0..=2 => 64,
+        3..=16 => 128,
+        _ => 256,
+    }
+}
+
+/// Splits of `longest` keys of each of `sequences` sequences: powers of two, so that few steps are of a shape of their own.
+const fn splits_of(sequences: usize, longest: usize) -> usize {
+    longest.div_ceil(split_keys(sequences)).next_power_of_two()
+}
+
+/// The most places for what splits leave that a step of up to `sequences` sequences takes.
+fn most_splits(sequences: usize, context: usize) -> usize {
+    let all = [2, 16, sequences].into_iter().map(|n| n.min(sequences));
+    all.map(|n| n * splits_of(n, context)).max().unwrap_or(0)
+}
 
 /// Queries of a tile: as many as share a key head's rows.
 pub(crate) fn tile_queries(heads: usize, kv_heads: usize) -> usize {
@@ -49,7 +67,7 @@ pub(crate) fn tile_queries(heads: usize, kv_heads: usize) -> usize {
 /// Blocks that share the keys of a step: several where every sequence has one new token, whose rows alone would leave the
 /// card idle.
 pub(crate) fn splits(step: &Step) -> usize {
-    if step.decode { step.longest.div_ceil(SPLIT).max(1) } else { 1 }
+    if step.decode { splits_of(step.sequences, step.longest) } else { 1 }
 }
 
 struct AttentionKernel {
@@ -194,8 +212,7 @@ impl Kernel for AttentionKernel {
 
     fn scratch(&self, limits: &Limits) -> usize {
         // Keys are split only in steps of one token a sequence.
-        let parts = self.parts(limits.sequences, limits.context.div_ceil(SPLIT));
-        self.queries(limits.tokens) + parts
+        self.queries(limits.tokens) + self.parts(most_splits(limits.sequences, limits.context), 1)
     }
 
     fn resident(&self) -> usize {
@@ -269,7 +286,7 @@ impl Kernel for AttentionKernel {
             causal: u32::from(self.op.causal),
             zero_sink: u32::from(self.op.smooth_softmax && self.sink.is_none()),
             splits: splits as u32,
-            split_keys: SPLIT as u32,
+            split_keys: split_keys(cx.step.sequences) as u32,
             scale: self.op.scale,
             softcap: self.op.softcap,
         };
@@ -383,6 +400,22 @@ pub(super) fn bind(b: &Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>, St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn splits_fit_every_step() {
+        for (limit, context) in [(1, 100), (5, 4096), (64, 8192), (300, 777)] {
+            for sequences in 1..=limit {
+                for longest in [1, 64, 65, context / 2 + 1, context] {
+                    let places = sequences * splits_of(sequences, longest);
+                    assert!(
+                        places <= most_splits(limit, context),
+                        "{sequences} x {longest} of {limit} x {context}"
+                    );
+                }
+            }
+        }
+        assert_eq!((splits_of(1, 64), splits_of(1, 65), splits_of(64, 8192)), (1, 2, 32));
+    }
 
     #[test]
     fn tiles_hold_the_queries_that_share_a_key_head() {

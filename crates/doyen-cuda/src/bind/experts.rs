@@ -63,7 +63,7 @@ impl Kernel for RouteKernel {
             weighting: self.weighting,
         };
         let grid = Grid::new([io.input_numel(0) / experts.max(1), 1, 1], 32).shared(self.shared());
-        cx.gpu.launch(ready(self.function.as_ref())?, grid.early(), params)
+        cx.gpu.launch(ready(self.function.as_ref())?, grid, params)
     }
 }
 
@@ -162,8 +162,7 @@ struct ExpertsKernel {
 
 /// Kernels that no projection owns.
 struct Shared {
-    count: Function,
-    place: Function,
+    group: Function,
     activate: Function,
     combine: Function,
 }
@@ -178,7 +177,6 @@ struct Layout {
     a: usize,
     /// Narrowed activations of one product at a time.
     narrow: usize,
-    counts: usize,
     ends: usize,
     order: usize,
     tiles: usize,
@@ -204,12 +202,11 @@ impl ExpertsKernel {
         let a = take(routes, wide::line(self.inter))?;
         // Two bytes a number; FC1 reads fewer rows than there are routes.
         let narrow = take(routes.checked_mul(wide::line(hidden.max(self.inter)))?.div_ceil(2), 1)?;
-        let counts = take(self.experts, 1)?;
         let ends = take(self.experts, 1)?;
         let order = take(routes, 1)?;
         let tiles = take(products::most_tiles(routes, self.experts, FEW), 2)?;
         let tile_count = take(1, 1)?;
-        Some(Layout { h1, h3, a, narrow, counts, ends, order, tiles, tile_count, end })
+        Some(Layout { h1, h3, a, narrow, ends, order, tiles, tile_count, end })
     }
 
     /// Products of routes one by one, in float32.
@@ -317,10 +314,15 @@ impl ExpertsKernel {
             products::launch(cx, p.kernels()?, &groups, &job(p, x, y, act))
         };
         let wide = (self.fc1.kernels()?.wide(), self.fc2.kernels()?.wide());
+        let eight = (self.fc1.kernels()?.eight(), self.fc2.kernels()?.eight());
+        let in_order = groups.rows == FEW && !groups.experts.is_some() && self.fc3.is_none();
         if let (Some(wide1), Some(wide2), None, true) = (wide.0, wide.1, &self.fc3, groups.rows > FEW) {
             let next = (wide2, &self.fc2.bank);
             wide1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act, next)?;
             wide2.launch(cx, &groups, &job(&self.fc2, a, h1, None))?;
+        } else if let (Some(eight1), Some(eight2), true) = (eight.0, eight.1, in_order) {
+            eight1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act, eight2)?;
+            eight2.product(cx, &groups, &job(&self.fc2, a, h1, None), true)?;
         } else {
             if groups.rows == FEW && self.fc3.is_none() {
                 product(&self.fc1, x, a, Some(self.act))?;
@@ -353,7 +355,13 @@ impl ExpertsKernel {
         way: Way,
     ) -> Result<Groups, CudaError> {
         let (routes, experts) = (tokens * self.k, self.experts);
-        let rows = products::rows_grouped(routes, experts, way);
+        let wide = self.fc3.is_none()
+            && self.fc1.kernels()?.wide().is_some()
+            && self.fc2.kernels()?.wide().is_some();
+        let rows = match products::rows_grouped(routes, experts, way) {
+            rows if wide => wide::rows_grouped(routes, experts, rows),
+            rows => rows,
+        };
         let ids = io.input(1)?;
         if rows == FEW && tokens == 1 {
             return Ok(Groups { experts: ids, tiles: routes, ..Groups::none(routes, rows) });
@@ -362,7 +370,6 @@ impl ExpertsKernel {
         let place = |offset: usize, numbers: usize| cx.scratch.at(offset, 4 * numbers);
         let group = params::Group {
             ids,
-            counts: place(at.counts, experts)?,
             ends: place(at.ends, experts)?,
             order: place(at.order, routes)?,
             tiles: place(at.tiles, 2 * tiles)?,
@@ -372,8 +379,7 @@ impl ExpertsKernel {
             tile_rows: rows as u32,
         };
         let shared = ready(self.functions.as_ref())?;
-        cx.gpu.launch(&shared.count, Grid::new([experts, 1, 1], 256), group)?;
-        cx.gpu.launch(&shared.place, Grid::new([experts, 1, 1], 256), group)?;
+        cx.gpu.launch(&shared.group, Grid::new([experts, 1, 1], 256).shared(4 * experts), group)?;
         Ok(Groups {
             rows,
             tiles,
@@ -413,8 +419,7 @@ impl Kernel for ExpertsKernel {
         }
         let function = |entry| gpu.function(Module::Route, entry, 0);
         self.functions = Some(Shared {
-            count: function("group_count")?,
-            place: function("group_place")?,
+            group: gpu.function(Module::Route, "group", 4 * self.experts)?,
             activate: function("activate_rows")?,
             combine: function("combine")?,
         });

@@ -4,6 +4,7 @@
 //! kernels; running launches them.
 
 mod attention;
+mod eight;
 mod elementwise;
 mod embed;
 mod experts;

@@ -1,7 +1,7 @@
 //! How a bank of weights is multiplied on the tensor cores: which kernels it takes, and their launches. Shared by products of
 //! a node and by experts.
 
-use super::{Context, stream::Stream, wide::Wide};
+use super::{Context, eight::Eight, stream::Stream, wide::Wide};
 use crate::{
     driver::{Addr, Function, Gpu, Grid},
     error::CudaError,
@@ -53,6 +53,7 @@ pub(super) struct CodeKernels {
     narrow: Function,
     tiles: Tiles,
     stream: Option<Stream>,
+    eight: Option<Eight>,
 }
 
 /// Kernels of many rows, in tiles of 64 and of 128.
@@ -96,6 +97,7 @@ impl Kernels {
                     narrow: gpu.function(few, "narrow", 0)?,
                     tiles: Tiles::load(gpu, bits, operand)?,
                     stream: Stream::load(gpu, bank, operand)?,
+                    eight: Eight::load(gpu, bank, operand)?,
                 })))
             }
             (Some(Way::Floats), _) => {
@@ -115,6 +117,14 @@ impl Kernels {
     pub(super) fn stream(&self) -> Option<&Stream> {
         match self {
             Self::Codes(k) => k.stream.as_ref(),
+            Self::Floats { .. } => None,
+        }
+    }
+
+    /// The kernels of up to 8 rows that read 16 bytes a lane, where the bank has them.
+    pub(super) fn eight(&self) -> Option<&Eight> {
+        match self {
+            Self::Codes(k) => k.eight.as_ref(),
             Self::Floats { .. } => None,
         }
     }
@@ -197,7 +207,11 @@ pub(super) fn launch(
     job: &Product<'_>,
 ) -> Result<(), CudaError> {
     match kernels {
-        Kernels::Codes(k) if g.rows == FEW => few(cx, k, g, job),
+        Kernels::Codes(k) if g.rows == FEW => match &k.eight {
+            // Tiles that are routes as they lie are few.cu's.
+            Some(eight) if job.act.is_none() && !g.experts.is_some() => eight.product(cx, g, job, false),
+            _ => few(cx, k, g, job),
+        },
         Kernels::Codes(k) => tile(cx, k, g, job),
         Kernels::Floats { tiles, grouped } => {
             let [small, large] = if g.is_grouped() { grouped } else { tiles };

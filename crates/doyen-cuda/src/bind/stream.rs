@@ -131,7 +131,7 @@ impl Stream {
         let params = params::Stream { m: m as u32, split: split as u32, ..Self::params(job)? };
         let blocks = groups.div_ceil(WARPS / split).min(sms * BLOCKS);
         let grid = Grid::new([blocks, 1, 1], 32 * WARPS as u32).shared(shared(bits, job.bank.cols(), m));
-        cx.gpu.launch(&self.product, grid.early(), params)
+        cx.gpu.launch(&self.product, grid, params)
     }
 
     /// FC1 and the activation of every route, narrowed for FC2's codes.
@@ -162,7 +162,7 @@ impl Stream {
             ..Self::params(job)?
         };
         let grid = Grid::new([count, groups.div_ceil(WARPS / split), 1], 32 * WARPS as u32);
-        cx.gpu.launch(&self.activated, grid.shared(shared(bits, job.bank.cols(), 1)).early(), params)
+        cx.gpu.launch(&self.activated, grid.shared(shared(bits, job.bank.cols(), 1)), params)
     }
 
     /// FC2 and the weighted sums, of what [`Stream::activated`] left.
@@ -179,7 +179,7 @@ impl Stream {
             ..Self::params(job)?
         };
         let grid = Grid::new([routes.tokens, job.bank.rows().div_ceil(16), 1], 32 * SUM_WARPS);
-        cx.gpu.launch(&self.sum, grid.shared(shared(bits, job.bank.cols(), routes.k)).early(), params)
+        cx.gpu.launch(&self.sum, grid.shared(shared(bits, job.bank.cols(), routes.k)), params)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Context,
     products::{Groups, Product},
-    stream,
+    ready, stream,
 };
 use crate::{
     driver::{Function, Gpu, Grid},
@@ -26,11 +26,20 @@ pub(super) const fn line(cols: usize) -> usize {
     cols.next_multiple_of(STEP)
 }
 
-/// The kernels of a bank, for tiles of 64 and of 128 rows of activations.
+/// Rows of activations of the tiles there are kernels for.
+const TILES: [usize; 3] = [48, 64, 128];
+
+/// Rows of a tile of `routes` routes to `experts` experts, of which tiles of `rows` are the best that other cards have: most
+/// experts with a share of 36 rows or fewer have no more than 48.
+pub(super) const fn rows_grouped(routes: usize, experts: usize, rows: usize) -> usize {
+    if rows == 64 && routes <= 36 * experts { TILES[0] } else { rows }
+}
+
+/// The kernels of a bank, by the rows of a tile.
 pub(super) struct Wide {
     bits: Bits,
-    products: [Function; 2],
-    activated: [Function; 2],
+    products: [Function; 3],
+    activated: [Function; 3],
     narrow: Function,
 }
 
@@ -45,8 +54,12 @@ impl Wide {
         let of = |entry, rows| gpu.function(module, entry, STAGES * rows * STEP * 2);
         Ok(Some(Self {
             bits,
-            products: [of("wide_64", 64)?, of("wide_128", 128)?],
-            activated: [of("wide_activated_64", 64)?, of("wide_activated_128", 128)?],
+            products: [of("wide_48", 48)?, of("wide_64", 64)?, of("wide_128", 128)?],
+            activated: [
+                of("wide_activated_48", 48)?,
+                of("wide_activated_64", 64)?,
+                of("wide_activated_128", 128)?,
+            ],
             narrow: gpu.function(module, "narrow_wide", 0)?,
         }))
     }
@@ -104,14 +117,14 @@ impl Wide {
 
 fn run(
     cx: &Context<'_>,
-    functions: &[Function; 2],
+    functions: &[Function; 3],
     g: &Groups,
     blocks: usize,
     params: params::Wide,
 ) -> Result<(), CudaError> {
-    let [small, large] = functions;
     let grid = Grid::new([blocks, g.tiles, 1], 256).shared(STAGES * g.rows * STEP * 2);
-    cx.gpu.launch(if g.rows == 64 { small } else { large }, grid, params)
+    let function = TILES.iter().zip(functions).find(|(rows, _)| **rows == g.rows);
+    cx.gpu.launch(ready(function.map(|(_, f)| f))?, grid, params)
 }
 
 fn params(g: &Groups, job: &Product<'_>) -> Result<params::Wide, CudaError> {
@@ -134,4 +147,17 @@ fn params(g: &Groups, job: &Product<'_>) -> Result<params::Wide, CudaError> {
         y_span: 0,
         act: params::Activation::IDENTITY,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_to_an_expert_take_the_smallest_tiles() {
+        assert_eq!(rows_grouped(4096, 128, 64), 48);
+        assert_eq!(rows_grouped(8192, 128, 64), 64);
+        assert_eq!(rows_grouped(4096, 128, 8), 8);
+        assert_eq!(rows_grouped(32768, 128, 128), 128);
+    }
 }

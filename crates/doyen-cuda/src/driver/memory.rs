@@ -3,10 +3,10 @@
 use super::{Gpu, failed};
 use crate::error::CudaError;
 use bytes::Bytes;
-use cudarc::driver::{CudaSlice, DevicePtr, DriverError, sys};
+use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, DriverError, result, sys};
 use doyen_graph::device::DeviceError;
 use doyen_tensor::ByteCount;
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ptr::NonNull, sync::Arc};
 
 /// An address in a buffer of the card, or none.
 #[repr(transparent)]
@@ -112,6 +112,71 @@ impl Buffer {
         // SAFETY: the bytes of the numbers, borrowed exclusively as they are; every bit pattern is a float.
         let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), len) };
         self.read(gpu, offset, bytes)
+    }
+}
+
+/// float32 numbers that the card writes to directly: page-locked memory of the host, which grows as it is needed.
+pub(crate) struct Pinned {
+    context: Arc<CudaContext>,
+    first: NonNull<f32>,
+    room: usize,
+    len: usize,
+}
+
+// SAFETY: the memory is the value's own, and freed with it; any thread may use page-locked memory.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(gpu: &Gpu) -> Self {
+        Self { context: Arc::clone(&gpu.context), first: NonNull::dangling(), room: 0, len: 0 }
+    }
+
+    /// `len` numbers of any value.
+    ///
+    /// # Errors
+    /// When the host has no such memory.
+    pub(crate) fn resize(&mut self, len: usize) -> Result<&mut [f32], CudaError> {
+        if len > self.room {
+            self.free();
+            let bytes = len * size_of::<f32>();
+            let what = || format!("cannot lock {} of the host's memory", ByteCount(bytes as u64));
+            self.context.bind_to_thread().map_err(failed(what()))?;
+            // SAFETY: nobody else knows the memory; it is written once before numbers of it are seen.
+            let first = unsafe {
+                let first = result::malloc_host(bytes, 0).map_err(failed(what()))?.cast::<f32>();
+                first.write_bytes(0, len);
+                first
+            };
+            let reason = || "it gave no address".to_owned();
+            self.first =
+                NonNull::new(first).ok_or_else(|| CudaError::Driver { what: what(), reason: reason() })?;
+            self.room = len;
+        }
+        self.len = len;
+        // SAFETY: `room` initialised numbers from `first` on, at least `len`; the borrow is exclusive.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), len) })
+    }
+
+    pub(crate) const fn get(&self) -> &[f32] {
+        // SAFETY: `room` initialised numbers from `first` on, at least `len`; a dangling address stands for none.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+
+    fn free(&mut self) {
+        if self.room == 0 {
+            return;
+        }
+        (self.room, self.len) = (0, 0);
+        // Nothing to be done about a context that is gone: the memory went with it.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: it came from `malloc_host` and is freed once; copies to it were waited for.
+        let _ = unsafe { result::free_host(self.first.as_ptr().cast()) };
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.free();
     }
 }
 

@@ -6,7 +6,7 @@ mod capture;
 mod memory;
 
 pub(crate) use capture::Capture;
-pub(crate) use memory::{Addr, Buffer, Uploads};
+pub(crate) use memory::{Addr, Buffer, Pinned, Uploads};
 
 use crate::{
     compile::{Cache, Compiler, Key},
@@ -53,13 +53,11 @@ pub(crate) struct Grid {
     pub(crate) threads: [u32; 2],
     /// Dynamic shared memory of a block.
     pub(crate) shared: usize,
-    /// Whether it may start before the launch ahead of it ended: the kernel waits for that by itself, in every block.
-    pub(crate) early: bool,
 }
 
 impl Grid {
     pub(crate) const fn new(blocks: [usize; 3], threads: u32) -> Self {
-        Self { blocks, threads: [threads, 1], shared: 0, early: false }
+        Self { blocks, threads: [threads, 1], shared: 0 }
     }
 
     /// Enough blocks of 256 threads to keep any card busy, for kernels that stride over `n` elements.
@@ -69,11 +67,6 @@ impl Grid {
 
     pub(crate) const fn shared(self, bytes: usize) -> Self {
         Self { shared: bytes, ..self }
-    }
-
-    /// For kernels that call `await_earlier`.
-    pub(crate) const fn early(self) -> Self {
-        Self { early: true, ..self }
     }
 }
 
@@ -233,6 +226,7 @@ impl Gpu {
             let reason = format!("{x} x {y} x {z} blocks are more than a launch takes");
             return Err(CudaError::Driver { what: "cannot launch a kernel".into(), reason });
         }
+        // It may start before the launch ahead of it ended: every kernel waits for that by itself.
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -248,7 +242,7 @@ impl Gpu {
             sharedMemBytes: grid.shared as u32,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut early,
-            numAttrs: u32::from(grid.early && self.arch.major >= 9),
+            numAttrs: u32::from(self.arch.major >= 9),
         };
         let mut params = params;
         let mut arguments = [(&raw mut params).cast::<c_void>()];

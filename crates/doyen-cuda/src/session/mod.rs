@@ -10,7 +10,7 @@ pub(crate) mod step;
 
 use crate::{
     bind::{Binder, Context, Kernel, Setting},
-    driver::{Buffer, Capture, Gpu, Uploads},
+    driver::{Buffer, Capture, Gpu, Pinned, Uploads},
     error::CudaError,
     module::Operand,
 };
@@ -142,7 +142,7 @@ struct CudaSession {
     inputs: Inputs,
     outputs: Vec<ValueRef>,
     /// Float outputs of the last step.
-    results: Vec<Vec<f32>>,
+    results: Vec<Pinned>,
     arena: Buffer,
     scratch: Buffer,
     /// Number of a node that found an index out of range, counted from 1.
@@ -205,7 +205,7 @@ impl CudaSession {
         let fault = Buffer::new(&gpu, 4, "faults")?;
         let caches = Caches::new(&gpu, &program, device.kv)?;
         let step = Step::new(&gpu, &program, tile_queries(graph))?;
-        let results = vec![Vec::new(); outputs.len()];
+        let results = outputs.iter().map(|_| Pinned::new(&gpu)).collect();
         gpu.wait()?;
         Ok(Self {
             gpu,
@@ -301,8 +301,7 @@ impl CudaSession {
         let (tokens, rows) = self.last;
         for (v, out) in self.outputs.iter().zip(&mut self.results) {
             if v.dtype == DType::F32 {
-                out.resize(v.numel(tokens, rows), 0.0);
-                self.arena.read_f32(&self.gpu, v.offset, out)?;
+                self.arena.read_f32(&self.gpu, v.offset, out.resize(v.numel(tokens, rows))?)?;
             }
         }
         let mut fault = [0; 4];
@@ -345,7 +344,7 @@ impl Session for CudaSession {
     }
 
     fn output(&self, index: usize) -> &[f32] {
-        self.results.get(index).map_or(&[], Vec::as_slice)
+        self.results.get(index).map_or(&[], Pinned::get)
     }
 
     fn value(&self, id: LValueId) -> Result<Tensor, DeviceError> {

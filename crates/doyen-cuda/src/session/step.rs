@@ -25,6 +25,7 @@ pub(crate) struct Step {
     tiles: Vec<(Addr, usize)>,
     /// Positions of the longest sequence, new ones included.
     pub(crate) longest: usize,
+    pub(crate) sequences: usize,
     /// Whether every sequence has one new token.
     pub(crate) decode: bool,
 }
@@ -87,6 +88,7 @@ impl Step {
             places,
             tile_queries,
             longest: 0,
+            sequences: 0,
             decode: false,
         })
     }
@@ -136,6 +138,7 @@ impl Step {
             used.push(4 * put(host, places.pages[g], all));
         }
         self.longest = spans.iter().map(|s| s.past + s.len).max().unwrap_or(0);
+        self.sequences = spans.len();
         self.decode = spans.iter().all(|s| s.len == 1);
         self.memory.write(gpu, 0, &self.host[..places.head])?;
         for (&start, len) in places.pages.iter().zip(used) {

@@ -1,6 +1,7 @@
-//! Measuring: a whole model ([`model`]), the bytes its steps move ([`traffic`]), and the machine it runs on
+//! Measuring: a whole model ([`model`], on a card [`card`]), the bytes its steps move ([`traffic`]), and the machine it runs on
 //! ([`fingerprint`]). Operators alone are measured by `doyen_cpu::bench`; the verbs `bench` and `doctor` print it all.
 
+pub mod card;
 pub mod fingerprint;
 pub mod model;
 pub mod traffic;

@@ -91,11 +91,11 @@ impl Memory {
 }
 
 /// One repetition.
-struct Repetition {
-    prefill: Duration,
-    first_token: Duration,
-    decode: Duration,
-    decoded: usize,
+pub(super) struct Repetition {
+    pub(super) prefill: Duration,
+    pub(super) first_token: Duration,
+    pub(super) decode: Duration,
+    pub(super) decoded: usize,
 }
 
 /// Measures a model. `tick` is called after every repetition.
@@ -168,7 +168,7 @@ impl Loaded {
         }
         let device = cpu(options.threads)?;
         let graph = Arc::new(lowered(&package)?);
-        let context = context(options, context_length(&package, &graph))?;
+        let context = context(options, context_length(&package, &graph), CHUNK)?;
         let plan_options = PlanOptions {
             context,
             sequences: options.batch,
@@ -183,11 +183,11 @@ impl Loaded {
 }
 
 /// Positions that a sequence takes: prompt, generation, and what it generates while others' prompts are still being read.
-fn context(options: &Options, model: Option<usize>) -> Result<usize> {
+pub(super) fn context(options: &Options, model: Option<usize>, chunk: usize) -> Result<usize> {
     let Options { prompt, generate, batch, .. } = *options;
     let sum = || {
         let others =
-            if batch == 1 { 0 } else { prompt.checked_mul(batch)?.div_ceil(CHUNK).checked_add(1)? };
+            if batch == 1 { 0 } else { prompt.checked_mul(batch)?.div_ceil(chunk).checked_add(1)? };
         prompt.checked_add(generate)?.checked_add(others)?.checked_add(1)
     };
     let context = sum().context("--prompt, --gen and --batch are too large")?;
@@ -241,7 +241,7 @@ impl Floor {
     }
 }
 
-fn repetition(engine: &mut Engine, rng: &mut Rng, options: &Options) -> Result<Repetition> {
+pub(super) fn repetition(engine: &mut Engine, rng: &mut Rng, options: &Options) -> Result<Repetition> {
     let Options { prompt, generate, batch, .. } = *options;
     let mut ids = Vec::with_capacity(batch);
     for _ in 0..batch {

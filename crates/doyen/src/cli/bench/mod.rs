@@ -4,10 +4,14 @@ mod ops;
 
 use super::{Outcome, options::NumericsArg};
 use crate::{
-    bench::model::{Options, measure},
+    bench::{
+        card,
+        model::{Options, measure},
+    },
     console,
+    device::{DeviceArgs, DeviceName},
 };
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use doyen_graph::device::Numerics;
 use ops::{Op, OpArgs};
 use std::{num::NonZeroUsize, path::PathBuf};
@@ -26,6 +30,7 @@ Examples:
   doyen bench
   doyen bench qwen3-4bit --prompt 512 --gen 128 --json > figures.json
   doyen bench qwen3-4bit --batch 8 --repetitions 3
+  doyen bench qwen3-4bit --device cuda --batch 64
   doyen bench --op qmoe --bits 4,2/4 --tokens 1,2,4,8,16,32,64,128,256,512
   doyen bench --op matmulnbits --n 4096 --k 4096 --bits 2,4,8 --scales f32
   doyen bench --op gqa --context 4096,32768 --kv f32,int8")]
@@ -49,6 +54,9 @@ pub struct Args {
     /// Threads to compute with [default: the CPUs this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// How quantized products are computed
     #[arg(long, value_enum, default_value_t)]
@@ -93,14 +101,24 @@ impl Args {
             (repetitions as u64).saturating_add(1),
             "{bar:30} {pos}/{len} repetitions  {eta} left",
         );
-        let report = measure(&options, || bar.inc(1))?;
+        let (json, text) = if self.device.device == DeviceName::Cpu {
+            let report = measure(&options, || bar.inc(1))?;
+            (report.json(), report.text())
+        } else {
+            let report = card::measure(&options, self.device.open(self.threads)?, || bar.inc(1))?;
+            (report.json(), report.text())
+        };
         bar.finish_and_clear();
-        let text = if self.json { format!("{:#}\n", report.json()) } else { report.text() };
+        let text = if self.json { format!("{json:#}\n") } else { text };
         console::print(&text)?;
         Ok(Outcome::Done)
     }
 
     fn operator(self, op: Op) -> Result<Outcome> {
+        ensure!(
+            self.device.device == DeviceName::Cpu,
+            "operators alone are measured on the CPU: leave out --device"
+        );
         let samples = self.repetitions.map_or(50, NonZeroUsize::get);
         let report = ops::measure(op, &self.shape, self.threads, self.numerics, samples)?;
         let text = if self.json { format!("{:#}\n", report.json()) } else { report.text() };
