@@ -41,7 +41,7 @@ pub struct Report {
 ///
 /// # Errors
 /// When the package cannot be loaded, prompt and generation do not fit its context, or its logits are NaN.
-pub fn measure(options: &Options, opened: Opened, mut tick: impl FnMut()) -> Result<Report> {
+pub fn measure(options: &Options, opened: &Opened, mut tick: impl FnMut()) -> Result<Report> {
     let start = Instant::now();
     let package = open(options.package.as_deref())?;
     let graph = Arc::new(lowered(&package)?);

@@ -105,7 +105,7 @@ impl Args {
             let report = measure(&options, || bar.inc(1))?;
             (report.json(), report.text())
         } else {
-            let report = card::measure(&options, self.device.open(self.threads)?, || bar.inc(1))?;
+            let report = card::measure(&options, &self.device.open(self.threads)?, || bar.inc(1))?;
             (report.json(), report.text())
         };
         bar.finish_and_clear();
