@@ -1,6 +1,8 @@
 //! Families of tiny random checkpoints that `scripts/make-goldens.py` made, against what `transformers` computes.
 
 use crate::{common::Place, goldens::check_recorded};
+use doyen_convert::Options;
+use doyen_tensor::FloatType;
 use std::{fs, path::PathBuf};
 
 fn data(name: &str) -> PathBuf {
@@ -17,7 +19,8 @@ fn family(name: &str) {
     }
     let tokenizer = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}"#;
     fs::write(place.checkpoint().join("tokenizer.json"), tokenizer).unwrap();
-    check_recorded(name, &place.checkpoint(), &data(name).join("golden.safetensors"), 3, GREEDY);
+    let (checkpoint, options) = (place.checkpoint(), Options::float(FloatType::F32));
+    check_recorded(name, (&checkpoint, &options), &data(name).join("golden.safetensors"), 3, GREEDY);
 }
 
 macro_rules! families {

@@ -1,6 +1,6 @@
 //! Real checkpoints, converted without quantization and run by the reference interpreter, against recorded outputs.
 
-use doyen_convert::{Options, Silent, Target, convert};
+use doyen_convert::{Options, Silent, Target, convert, options::Setting};
 use doyen_graph::{
     interp::Interpreter,
     package::{DirSource, Package},
@@ -19,11 +19,10 @@ fn shared() -> PathBuf {
     path
 }
 
-fn float_package(checkpoint: &Path) -> (tempfile::TempDir, Package) {
+fn package(checkpoint: &Path, options: &Options) -> (tempfile::TempDir, Package) {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("package");
-    let options = Options::float(FloatType::F32);
-    convert(checkpoint, &Target::new(&target), &options, &mut Silent).unwrap();
+    convert(checkpoint, &Target::new(&target), options, &mut Silent).unwrap();
     let package = Package::open(Arc::new(DirSource::open(&target).unwrap())).unwrap();
     (dir, package)
 }
@@ -59,11 +58,17 @@ fn argmax(row: &[f32]) -> i64 {
 /// Logits of whole prompts within 1e-4, and greedy tokens with the cache fed back.
 fn check(name: &str, checkpoint: &Path, prompts: usize, greedy: usize) {
     let recorded = shared().join("goldens").join(name).join("golden.safetensors");
-    check_recorded(name, checkpoint, &recorded, prompts, greedy);
+    check_recorded(name, (checkpoint, &Options::float(FloatType::F32)), &recorded, prompts, greedy);
 }
 
-pub fn check_recorded(name: &str, checkpoint: &Path, recorded: &Path, prompts: usize, greedy: usize) {
-    let (_dir, package) = float_package(checkpoint);
+pub fn check_recorded(
+    name: &str,
+    (checkpoint, options): (&Path, &Options),
+    recorded: &Path,
+    prompts: usize,
+    greedy: usize,
+) {
+    let (_dir, package) = package(checkpoint, options);
     let file = std::fs::read(recorded).unwrap();
     let golden = SafeTensors::deserialize(&file).unwrap();
     let ints = |key: &str| -> Vec<i64> {
@@ -107,6 +112,19 @@ fn qwen3_moe_tied() {
 #[test]
 fn gpt_oss() {
     golden("gpt_oss");
+}
+
+/// Experts of 4-bit floats that nobody asked to be anything else keep their codes, and compute the same.
+#[test]
+fn gpt_oss_with_its_codes() {
+    let kept = |s: &Setting| !matches!(s, Setting::Experts(_));
+    let float = Options::float(FloatType::F32);
+    let options = Options { settings: float.settings.iter().copied().filter(kept).collect(), ..float };
+    let folder = shared().join("goldens/gpt_oss");
+    let (_dir, package) = package(&folder.join("checkpoint"), &options);
+    assert!(package.graph.nodes.iter().any(|n| n.op_type == "QMoE"));
+    let recorded = folder.join("golden.safetensors");
+    check_recorded("gpt_oss", (&folder.join("checkpoint"), &options), &recorded, 3, 4);
 }
 
 #[test]
