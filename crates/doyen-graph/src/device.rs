@@ -6,7 +6,7 @@
 
 mod check;
 
-use crate::lowered::{CacheSlot, LNode, LValueId, Lowered};
+use crate::lowered::{CacheSlot, LNode, LValueId, Lowered, StateId};
 use doyen_tensor::{ByteCount, PageId, Tensor};
 use std::sync::Arc;
 
@@ -80,6 +80,8 @@ pub struct Program {
     pub limits: Limits,
     /// Pages of each cache group.
     pub pages: Vec<GroupPages>,
+    /// Slots of every state of fixed size: two for each sequence, one to read and one to write.
+    pub state_slots: usize,
     /// How quantized products are computed.
     pub numerics: Numerics,
 }
@@ -207,6 +209,26 @@ impl GroupTables {
     }
 }
 
+/// A slot of every state of fixed size at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateSlot(pub u32);
+
+impl StateSlot {
+    /// The slot as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a sequence's states of fixed size are before and after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateSlots {
+    /// The slot that the step reads, and leaves as it is; `None` before the first token, which is zeros.
+    pub read: Option<StateSlot>,
+    /// The slot that it writes: no other slot of the step.
+    pub write: StateSlot,
+}
+
 /// A ragged batch: any number of sequences, each with its own new tokens and its own pages.
 #[derive(Debug, Clone, Copy)]
 pub struct RaggedBatch<'a> {
@@ -216,6 +238,8 @@ pub struct RaggedBatch<'a> {
     pub sequences: &'a [SeqSpan],
     /// Block tables of each cache group.
     pub tables: &'a [GroupTables],
+    /// State slots of each sequence; empty where the graph has no states of fixed size.
+    pub states: &'a [StateSlots],
     /// Tokens whose logits are wanted, as indices into `tokens`, ascending.
     pub rows: &'a [u32],
     /// Values of [`Lowered::inputs`], in order.
@@ -261,4 +285,20 @@ pub trait Session: Send {
         keys: &Tensor,
         values: &Tensor,
     ) -> Result<(), DeviceError>;
+
+    /// A state of fixed size in a slot, in float32 and the extents of [`Lowered::states`].
+    ///
+    /// # Errors
+    /// When the device holds no such state.
+    fn read_state(&self, id: StateId, slot: StateSlot) -> Result<Tensor, DeviceError> {
+        Err(DeviceError::Step(format!("no state {} in slot {}", id.0, slot.0)))
+    }
+
+    /// Writes a state of fixed size into a slot.
+    ///
+    /// # Errors
+    /// When the device holds no such state, or the tensor is not float32 of its extents.
+    fn write_state(&mut self, id: StateId, slot: StateSlot, state: &Tensor) -> Result<(), DeviceError> {
+        Err(DeviceError::Step(format!("no state {} in slot {} for {state:?}", id.0, slot.0)))
+    }
 }

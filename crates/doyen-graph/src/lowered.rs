@@ -5,8 +5,12 @@
 //! plumbing, masks and lengths have disappeared. Operators without state stand as they are in [`crate::ops`].
 //! Made by the lowering pass; read by `device`, the planner and the backends.
 
+mod recurrent;
+
+pub use recurrent::{CausalConv, LinearAttention, State, StateId};
+
 use crate::{ir::Constant, ops::Op};
-use doyen_tensor::DType;
+use doyen_tensor::{ByteCount, DType};
 use std::sync::Arc;
 
 /// A value of a lowered graph.
@@ -118,6 +122,13 @@ pub enum LOp {
     /// B the sequences of the step, S at least the new tokens of each; added after the softcap, by absolute key
     /// position). Output `[1,T,Nq*Dv]`.
     Attention(Attention),
+    /// Attention over a state of fixed size. Inputs: `query [1,T,Hq*dk]`, `key [1,T,Hk*dk]`, `value [1,T,Hkv*dv]`, `decay`
+    /// (`[1,T,Hkv]` or `[1,T,Hkv*dk]`, in log space) and `beta` (`[1,T,Hkv]` or `[1,T,1]`), each where the rule reads it.
+    /// Output `[1,T,max(Hq,Hkv)*dv]`.
+    LinearAttention(LinearAttention),
+    /// Causal convolution with a state. Inputs: `x [1,T,C]` and the constants `weight [C,1,k]` and, where there is one,
+    /// `bias [C]`. Output as `x`.
+    CausalConv(CausalConv),
     /// Top-k routing. Inputs: router logits `[T,E]`, optional mixing weights `[T,E]`. Outputs: expert ids `i32 [T,k]`,
     /// weights `f32 [T,k]`.
     Route(Route),
@@ -288,9 +299,23 @@ pub struct Lowered {
     pub outputs: Vec<LValueId>,
     /// Cache groups.
     pub groups: Vec<CacheGroup>,
+    /// States of fixed size, each of one node.
+    pub states: Vec<State>,
+}
+
+impl LOp {
+    /// Whether it keeps something of a sequence from step to step.
+    pub const fn owns_state(&self) -> bool {
+        matches!(self, Self::Attention(_) | Self::LinearAttention(_) | Self::CausalConv(_))
+    }
 }
 
 impl Lowered {
+    /// Bytes of one slot over all states of fixed size.
+    pub fn state_bytes(&self) -> ByteCount {
+        ByteCount(self.states.iter().fold(0, |n, s| n.saturating_add(s.bytes().0)))
+    }
+
     /// The value.
     pub fn value(&self, id: LValueId) -> &LValue {
         &self.values[id.index()]

@@ -76,6 +76,7 @@ fn pages(c: &mut Criterion) {
         scratch: 0,
         limits,
         pages: vec![GroupPages { pages: 32 * 128, window: None }; 2],
+        state_slots: 0,
         numerics: Numerics::Fast,
     };
     let mut pool = PagePool::new(&program);

@@ -3,6 +3,7 @@
 
 use doyen_graph::{
     device::{Device, GroupTables, Numerics, RaggedBatch, SeqSpan},
+    lowered::StateId,
     pass::lower::{CaseRefusal, LoweredCase, lower_case},
     testkit::{CaseError, Model, Runner},
 };
@@ -76,6 +77,17 @@ impl DeviceRunner {
             for (slot, keys, values) in &sequence.caches {
                 session.write_cache(*slot, table.group(slot.group), &held(keys)?, &held(values)?)?;
             }
+            // Given states stand where a step before this one would have left them.
+            if let (Some(before), false) = (table.states(), sequence.states.is_empty()) {
+                for (n, state) in graph.states.iter().enumerate() {
+                    let id = StateId(n as u32);
+                    let given = sequence.states.iter().find(|(own, _)| *own == id);
+                    let zeros = || Tensor::from_slice(state.dims.clone(), &vec![0f32; state.numel()]);
+                    let state = given.map_or_else(zeros, |(_, t)| Ok(t.clone()))?;
+                    session.write_state(id, before.write, &state)?;
+                }
+                table.advance();
+            }
             tables.push(table);
         }
         let group = |g: usize| {
@@ -89,11 +101,22 @@ impl DeviceRunner {
             tokens: &vec![0; tokens],
             sequences: &spans,
             tables: &(0..graph.groups.len()).map(group).collect::<Vec<_>>(),
+            states: &tables.iter().filter_map(BlockTables::states).collect::<Vec<_>>(),
             rows: &[],
             inputs: &case.inputs,
         })?;
         let results = graph.outputs.iter().map(|&o| session.value(o)).collect::<Result<Vec<_>, _>>()?;
-        case.assemble(&results, |sequence, slot, len| {
+        let states = tables
+            .iter()
+            .map(|t| {
+                let slot = t.states().map(|s| s.write);
+                let ids = slot
+                    .into_iter()
+                    .flat_map(|s| (0..graph.states.len() as u32).map(move |n| (StateId(n), s)));
+                ids.map(|(id, slot)| session.read_state(id, slot)).collect::<Result<Vec<_>, _>>()
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        case.assemble(&results, &states, |sequence, slot, len| {
             Ok(session.read_cache(slot, tables[sequence].group(slot.group), len)?)
         })
     }

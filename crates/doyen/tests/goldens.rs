@@ -164,6 +164,7 @@ fn packages_of_other_producers() {
         "qwen3_moe/package-mobius",
         "gemma3/package-mobius",
         "gpt_oss/package-genai-fp32",
+        "qwen3_next/package-mobius",
     ] {
         let package = shared(&format!("goldens/{name}"));
         agrees(&package, &package.join("golden-ort.safetensors"), Numerics::Exact, 2e-4);
@@ -181,8 +182,6 @@ fn packages_that_are_refused_say_why() {
             "deepseek_v2/package-mobius",
             &["Attention", "model/layers.0/self_attn", "past_key_values.0.key"][..],
         ),
-        // Recurrent layers.
-        ("qwen3_next/package-mobius", &["LinearAttention", "CausalConvWithState"]),
     ] {
         let package = shared(&format!("goldens/{name}"));
         let output = Command::new(env!("CARGO_BIN_EXE_doyen"))

@@ -7,8 +7,10 @@ mod attention;
 mod elementwise;
 mod embed;
 mod experts;
+mod gated;
 pub(crate) mod linear;
 mod norm;
+mod recurrent;
 mod reference;
 mod rows;
 mod weights;
@@ -17,7 +19,7 @@ use crate::{
     detect::Isa,
     kernel::linear::Mode,
     pool::Pool,
-    session::{caches::Caches, io::Io},
+    session::{caches::Caches, io::Io, states::States},
 };
 use doyen_graph::{
     device::{Limits, Numerics, RaggedBatch},
@@ -52,6 +54,7 @@ pub(crate) struct Context<'a> {
     pub(crate) batch: &'a RaggedBatch<'a>,
     pub(crate) scratch: &'a mut [u8],
     pub(crate) caches: &'a mut Caches,
+    pub(crate) states: &'a mut States,
 }
 
 /// A bound node with the bytes that binding made.
@@ -89,6 +92,8 @@ impl<'a> Binder<'a> {
             LOp::View => return Ok(None),
             LOp::SelectRows { axis } => rows::select(&self, *axis)?,
             LOp::Attention(a) => attention::bind(&mut self, a)?,
+            LOp::LinearAttention(a) => recurrent::attention(&self, a)?,
+            LOp::CausalConv(c) => recurrent::convolution(&mut self, c)?,
             LOp::Route(r) => experts::route(&self, r)?,
             LOp::Experts(e) => experts::bind(&mut self, e)?,
             LOp::SiluMul => elementwise::silu_mul(&self)?,
@@ -107,6 +112,7 @@ impl<'a> Binder<'a> {
             Op::MatMul(_) => linear::matmul(self)?,
             Op::Gather(g) => embed::float(self, g.axis)?,
             Op::GatherBlockQuantized(g) => embed::quantized(self, g)?,
+            Op::GatedRmsNorm(_) | Op::GatedAdd(_) | Op::LinearAttentionGate(_) => gated::bind(self, op)?,
             _ => match norm::bind(self, op)? {
                 Some(k) => Some(k),
                 None => elementwise::bind(self, op)?,

@@ -9,12 +9,14 @@
 pub mod attention;
 pub mod elementwise;
 pub mod experts;
+pub mod gated;
 pub mod gather;
 pub mod linear;
 mod math;
 mod multiversion;
 pub mod norm;
 pub mod quantize;
+pub mod recurrent;
 pub mod rotary;
 pub mod route;
 pub(crate) mod rows;

@@ -44,8 +44,9 @@ pub struct UnsafeSlice<'a, T> {
     cells: &'a [UnsafeCell<T>],
 }
 
-// SAFETY: elements are reached only through `range`, whose callers promise disjointness; so threads never share an
-// element, and sending elements between threads is what `T: Send` allows.
+// SAFETY: elements are reached only through `range`, whose callers promise disjointness, and through `shared`, which asks
+// for `T: Sync`; so threads never share an element that one of them writes, and sending elements between threads is what
+// `T: Send` allows.
 unsafe impl<T: Send> Sync for UnsafeSlice<'_, T> {}
 // SAFETY: as above; the handle itself is a reference.
 unsafe impl<T: Send> Send for UnsafeSlice<'_, T> {}
@@ -81,6 +82,23 @@ impl<'a, T> UnsafeSlice<'a, T> {
         let first = UnsafeCell::raw_get(cells.as_ptr());
         // SAFETY: the cells are `cells.len()` initialised elements, and the caller promises exclusivity.
         unsafe { std::slice::from_raw_parts_mut(first, cells.len()) }
+    }
+
+    /// The elements of `range`, to read.
+    ///
+    /// # Safety
+    /// While the result lives, no range that overlaps it may be taken from this slice to write by any thread.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    pub unsafe fn shared(&self, range: Range<usize>) -> &'a [T]
+    where
+        T: Sync,
+    {
+        let cells = &self.cells[range];
+        let first = UnsafeCell::raw_get(cells.as_ptr());
+        // SAFETY: the cells are `cells.len()` initialised elements, and the caller promises that nobody writes them.
+        unsafe { std::slice::from_raw_parts(first, cells.len()) }
     }
 }
 

@@ -3,12 +3,14 @@
 //! * `memory`: aligned zeroed buffers
 //! * `io`: a node's slices of the arena
 //! * `caches`: KV pages
+//! * `states`: states of fixed size
 //!
 //! Nodes are bound by [`crate::bind`]; running a step is a walk over the bound nodes.
 
 pub(crate) mod caches;
 pub(crate) mod io;
 mod memory;
+pub(crate) mod states;
 
 pub(crate) use memory::{Memory, cast, cast_mut};
 
@@ -22,11 +24,12 @@ use crate::{
 };
 use caches::Caches;
 use doyen_graph::{
-    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session},
-    lowered::{CacheSlot, LNode, LValueId, Lowered},
+    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot},
+    lowered::{CacheSlot, LNode, LValueId, Lowered, StateId},
 };
 use doyen_tensor::{ByteCount, DType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
+use states::States;
 use std::{num::NonZeroUsize, sync::Arc};
 
 /// The CPU.
@@ -131,6 +134,7 @@ struct CpuSession {
     arena: Memory,
     scratch: Memory,
     caches: Caches,
+    states: States,
     /// Tokens and rows of the last step.
     last: (usize, usize),
 }
@@ -200,8 +204,9 @@ impl CpuSession {
         let arena = Memory::new(program.arena, "activations")?;
         let scratch = Memory::new(program.scratch, "scratch")?;
         let caches = Caches::new(&program)?;
+        let states = States::new(&program)?;
         let pool = Arc::clone(&device.pool);
-        Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, program, last: (0, 0) })
+        Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, states, program, last: (0, 0) })
     }
 
     fn write_inputs(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
@@ -254,8 +259,13 @@ impl Session for CpuSession {
         self.write_inputs(batch)?;
         let (tokens, rows) = self.last;
         let arena = self.arena.as_mut_ptr();
-        let mut cx =
-            Context { pool: &self.pool, batch, scratch: &mut self.scratch, caches: &mut self.caches };
+        let mut cx = Context {
+            pool: &self.pool,
+            batch,
+            scratch: &mut self.scratch,
+            caches: &mut self.caches,
+            states: &mut self.states,
+        };
         for step in &self.steps {
             // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run`
             // returns; the check above keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
@@ -297,5 +307,13 @@ impl Session for CpuSession {
         values: &Tensor,
     ) -> Result<(), DeviceError> {
         self.caches.write(slot, table, keys, values)
+    }
+
+    fn read_state(&self, id: StateId, slot: StateSlot) -> Result<Tensor, DeviceError> {
+        self.states.read(id, slot)
+    }
+
+    fn write_state(&mut self, id: StateId, slot: StateSlot, state: &Tensor) -> Result<(), DeviceError> {
+        self.states.write(id, slot, state)
     }
 }

@@ -205,14 +205,30 @@ pub fn session(
         scratch = scratch.max(device.plan(graph, node, &limits, numerics)?.scratch);
     }
     let graph = Arc::new(graph.clone());
-    Ok(device.load(Program { graph, slots, arena, scratch, limits, pages: vec![], numerics })?)
+    Ok(device.load(Program {
+        graph,
+        slots,
+        arena,
+        scratch,
+        limits,
+        pages: vec![],
+        state_slots: 0,
+        numerics,
+    })?)
 }
 
 /// Runs a step of `tokens` sequences of one token.
 pub fn step(session: &mut dyn Session, tokens: usize, inputs: &[Tensor]) -> Result<()> {
     let ids = vec![0u32; tokens];
     let spans: Vec<SeqSpan> = (0..tokens).map(|first| SeqSpan { first, len: 1, past: 0 }).collect();
-    Ok(session.step(&RaggedBatch { tokens: &ids, sequences: &spans, tables: &[], rows: &[], inputs })?)
+    Ok(session.step(&RaggedBatch {
+        tokens: &ids,
+        sequences: &spans,
+        tables: &[],
+        states: &[],
+        rows: &[],
+        inputs,
+    })?)
 }
 
 /// Random inputs of a graph, as many as it has.

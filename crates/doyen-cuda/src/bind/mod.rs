@@ -112,6 +112,12 @@ impl<'a> Binder<'a> {
             LOp::View => return Ok(None),
             LOp::SelectRows { axis } => rows::select(self, *axis)?,
             LOp::Attention(a) => attention::bind(self, a)?,
+            LOp::LinearAttention(_) | LOp::CausalConv(_) => {
+                return Err(
+                    "there are no recurrent kernels on this device (linear attention, causal convolution)"
+                        .into(),
+                );
+            }
             LOp::Route(r) => experts::route(self, r)?,
             LOp::Experts(e) => experts::bind(self, e)?,
             LOp::SiluMul => elementwise::silu_mul(self)?,

@@ -27,7 +27,8 @@ impl RaggedBatch<'_> {
             next += s.len;
             fits("positions", s.past.saturating_add(s.len), limits.context)?;
         }
-        let alone = self.sequences.is_empty() && program.graph.groups.is_empty();
+        let alone =
+            self.sequences.is_empty() && program.graph.groups.is_empty() && program.graph.states.is_empty();
         if !alone && next != self.tokens.len() {
             return Err(DeviceError::Step("the sequences do not tile the tokens".into()));
         }
@@ -50,6 +51,30 @@ impl RaggedBatch<'_> {
                         "sequence {i} has no pages for {positions} positions"
                     )));
                 }
+            }
+        }
+        self.check_states(program)
+    }
+
+    /// That every sequence has slots of its own for its states of fixed size.
+    fn check_states(&self, program: &Program) -> Result<(), DeviceError> {
+        if program.graph.states.is_empty() {
+            return Ok(());
+        }
+        let slots = |i: usize| self.states.get(i).map(|s| (s.read, s.write));
+        for i in 0..self.sequences.len() {
+            let Some((read, write)) = slots(i) else {
+                return Err(DeviceError::Step(format!("sequence {i} has no state slots")));
+            };
+            let inside = read.into_iter().chain([write]).all(|s| s.index() < program.state_slots);
+            let taken = (0..self.sequences.len())
+                .filter_map(|j| slots(j).map(|s| (j, s)))
+                .any(|(j, (other, out))| other == Some(write) || (j != i && out == write));
+            if !inside || taken {
+                return Err(DeviceError::Step(format!(
+                    "sequence {i} writes its state to slot {} of {}, which is not its own",
+                    write.0, program.state_slots
+                )));
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! lowered graph). Nothing is paged or planned here: a cache is a list of rows.
 
 mod attention;
+mod recurrent;
 mod runner;
 
 pub use attention::Cache;
@@ -12,6 +13,7 @@ pub use runner::NaiveRunner;
 use crate::{
     lowered::{
         Attention, CacheSlot, Experts, Extent, KvFormat, LNode, LOp, LValueId, Lowered, Operand, Route,
+        StateId,
     },
     ops::{Op, route::Routing},
 };
@@ -33,8 +35,18 @@ pub struct NewTokens<'a> {
 pub struct Naive {
     graph: Lowered,
     constants: Vec<Tensor>,
-    /// Per sequence, per group, per layer.
-    sequences: Vec<Vec<Vec<Cache>>>,
+    sequences: Vec<Sequence>,
+}
+
+/// What a sequence keeps.
+#[derive(Debug, Clone)]
+struct Sequence {
+    /// Per group, per layer.
+    caches: Vec<Vec<Cache>>,
+    /// Per state of fixed size; `None` before the first token.
+    states: Vec<Option<Vec<f32>>>,
+    /// Tokens of its steps.
+    tokens: usize,
 }
 
 /// One sequence of the step at hand.
@@ -72,7 +84,8 @@ impl Naive {
 
     /// Positions a sequence has in its caches.
     pub fn len(&self, sequence: usize) -> usize {
-        self.sequences.get(sequence).and_then(|s| s.first()?.first()).map_or(0, |c| c.rows)
+        let rows = |s: &Sequence| s.caches.first().and_then(|g| g.first()).map_or(s.tokens, |c| c.rows);
+        self.sequences.get(sequence).map_or(0, rows)
     }
 
     /// Whether no sequence has a position.
@@ -80,13 +93,23 @@ impl Naive {
         (0..self.sequences.len()).all(|s| self.len(s) == 0)
     }
 
+    fn sequence_mut(&mut self, sequence: usize) -> &mut Sequence {
+        let (groups, states) = (&self.graph.groups, self.graph.states.len());
+        while self.sequences.len() <= sequence {
+            let caches = groups.iter().map(|g| vec![Cache::default(); g.layers.len()]).collect();
+            self.sequences.push(Sequence { caches, states: vec![None; states], tokens: 0 });
+        }
+        &mut self.sequences[sequence]
+    }
+
     /// A layer's cache of a sequence, to read or to fill.
     pub fn cache_mut(&mut self, sequence: usize, slot: CacheSlot) -> &mut Cache {
-        let groups = &self.graph.groups;
-        while self.sequences.len() <= sequence {
-            self.sequences.push(groups.iter().map(|g| vec![Cache::default(); g.layers.len()]).collect());
-        }
-        &mut self.sequences[sequence][slot.group][slot.layer]
+        &mut self.sequence_mut(sequence).caches[slot.group][slot.layer]
+    }
+
+    /// A state of fixed size of a sequence, to read or to fill; `None` before its first token.
+    pub fn state_mut(&mut self, sequence: usize, id: StateId) -> &mut Option<Vec<f32>> {
+        &mut self.sequence_mut(sequence).states[id.index()]
     }
 
     /// Runs a step and appends to the caches. `rows` are the tokens whose logits are wanted, `inputs` the values of
@@ -120,6 +143,9 @@ impl Naive {
         });
         self.graph.nodes = nodes;
         result?;
+        for b in batch {
+            self.sequence_mut(b.sequence).tokens += b.tokens.len();
+        }
         let read =
             |v: &LValueId| values[v.index()].clone().ok_or_else(|| "an output has no value".to_owned());
         self.graph.outputs.iter().map(read).collect()
@@ -166,6 +192,9 @@ impl Naive {
             LOp::View => vec![first(&inputs)?.reshaped(shapes[0].clone()).map_err(text)?],
             LOp::SelectRows { axis } => vec![select_rows(first(&inputs)?, *axis, rows, tokens)?],
             LOp::Attention(a) => vec![self.attention(a, &inputs, spans, &shapes[0])?],
+            LOp::LinearAttention(_) | LOp::CausalConv(_) => {
+                vec![self.recurrent(&node.op, &inputs, spans, &shapes[0])?]
+            }
             LOp::Route(r) => route(r, &inputs, &shapes)?,
             LOp::Experts(e) => vec![experts(e, &inputs)?],
             LOp::SiluMul => vec![silu_mul(&inputs)?],

@@ -65,7 +65,7 @@ pub trait OpDef: std::fmt::Debug + Clone + PartialEq + Send + Sync + Sized {
 }
 
 macro_rules! ops {
-    ($($(#[$doc:meta])* $variant:ident($ty:ty) $domain:literal [$($name:ident),* $(,)?]),* $(,)?) => {
+    ($($(#[$doc:meta])* $variant:ident($ty:ty) $($domain:literal [$($name:ident),* $(,)?])+),* $(,)?) => {
         /// An operator with its attributes.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Op {
@@ -83,18 +83,18 @@ macro_rules! ops {
                 let domain = if domain == "ai.onnx" { "" } else { domain };
                 let mut attrs = attrs.clone();
                 match (domain, op_type) {
-                    $($(($domain, stringify!($name)) => {
+                    $($($(($domain, stringify!($name)) => {
                         let op = <$ty as OpDef>::parse(op_type, opset, &mut attrs)?;
                         attrs.finish()?;
                         Ok(Self::$variant(op))
-                    })*)*
+                    })*)+)*
                     _ => Err(OpError::unknown_operator(domain, op_type)),
                 }
             }
 
             /// Domain and name of every operator known, in the order of the table.
             pub fn known() -> &'static [(&'static str, &'static str)] {
-                &[$($(($domain, stringify!($name)),)*)*]
+                &[$($($(($domain, stringify!($name)),)*)+)*]
             }
 
             /// See [`OpDef::infer`].
@@ -183,10 +183,12 @@ mod value;
 pub mod activation;
 mod args;
 pub mod attention;
+pub mod causal_conv;
 mod experts;
 pub mod gated;
 pub mod gather_block_quantized;
 pub mod gqa;
+pub mod linear_attention;
 pub mod lp_norm;
 pub mod matmul_nbits;
 pub mod moe;
@@ -288,6 +290,10 @@ ops! {
     GroupQueryAttention(gqa::GroupQueryAttention) "com.microsoft" [GroupQueryAttention],
     /// Attention over inputs and an explicit past.
     Attention(attention::Attention) "" [Attention],
+    /// Attention over a state of fixed size.
+    LinearAttention(linear_attention::LinearAttention) "" [LinearAttention] "com.microsoft" [LinearAttention],
+    /// Convolution over the tokens with a state.
+    CausalConv(causal_conv::CausalConv) "" [CausalConvWithState] "com.microsoft" [CausalConvWithState],
     /// Rotary embedding, contrib form.
     ContribRotary(rotary::ContribRotary) "com.microsoft" [RotaryEmbedding],
     /// Rotary embedding, standard form.

@@ -17,7 +17,7 @@ use crate::{
     sample::SamplingParams,
 };
 use doyen_graph::{
-    device::{Device, DeviceError, GroupTables, Limits, RaggedBatch, SeqSpan, Session},
+    device::{Device, DeviceError, GroupTables, Limits, RaggedBatch, SeqSpan, Session, StateSlots},
     lowered::Extent,
 };
 use doyen_tensor::TokenId;
@@ -79,6 +79,7 @@ struct Batch {
     spans: Vec<SeqSpan>,
     rows: Vec<u32>,
     tables: Vec<GroupTables>,
+    states: Vec<StateSlots>,
     /// The running sequence of each span.
     members: Vec<usize>,
 }
@@ -93,6 +94,7 @@ impl Batch {
             spans: Vec::with_capacity(sequences),
             rows: Vec::with_capacity(limits.rows),
             tables: (0..groups).map(|_| GroupTables::with_capacity(sequences, pages)).collect(),
+            states: Vec::with_capacity(sequences),
             members: Vec::with_capacity(sequences),
         }
     }
@@ -102,6 +104,7 @@ impl Batch {
         self.spans.clear();
         self.rows.clear();
         self.members.clear();
+        self.states.clear();
         self.tables.iter_mut().for_each(GroupTables::clear);
     }
 
@@ -111,6 +114,7 @@ impl Batch {
         self.tokens.extend(sequence.tokens[past..past + len].iter().map(|t| t.0));
         self.spans.push(SeqSpan { first, len, past });
         self.members.push(member);
+        self.states.extend(sequence.tables.states());
         for (g, table) in self.tables.iter_mut().enumerate() {
             table.push(sequence.tables.group(g));
         }
@@ -121,6 +125,7 @@ impl Batch {
             tokens: &self.tokens,
             sequences: &self.spans,
             tables: &self.tables,
+            states: &self.states,
             rows: &self.rows,
             inputs: &[],
         }
@@ -276,6 +281,7 @@ impl Engine {
         for (span, &member) in self.batch.spans.iter().zip(&self.batch.members) {
             let s = &mut self.running[member];
             s.cached += span.len;
+            s.tables.advance();
             self.pool.trim(&mut s.tables, s.cached);
             if s.pending() > 0 {
                 continue;
@@ -354,6 +360,7 @@ impl Engine {
                 each(sequence.cached + i, row);
             }
             sequence.cached += len;
+            sequence.tables.advance();
             self.pool.trim(&mut sequence.tables, sequence.cached);
         }
         Ok(())

@@ -1,14 +1,16 @@
-//! KV pages: a pool per cache group, and the block tables of sequences.
+//! KV pages: a pool per cache group, and the block tables of sequences; slots of states of fixed size (`states`).
 //!
 //! The bytes of the pages are the device's; here only their numbers move. A sequence reserves what it will hold at most
 //! when it starts, so a full pool is known before a step runs, never in the middle of one. Pages are taken as positions
 //! are written; in a group with a window those that no query can see any more are given back after every step.
 
+mod states;
 #[cfg(test)]
 mod tests;
 
-use doyen_graph::device::{GroupPages, Program};
+use doyen_graph::device::{GroupPages, Program, StateSlots};
 use doyen_tensor::PageId;
+use states::{SequenceState, StatePool};
 
 /// The pages of every cache group.
 #[derive(Debug)]
@@ -17,6 +19,7 @@ pub struct PagePool {
     /// Table entries to make room for when a sequence starts.
     table_len: usize,
     groups: Vec<Group>,
+    states: StatePool,
 }
 
 #[derive(Debug)]
@@ -27,22 +30,34 @@ struct Group {
     unreserved: usize,
 }
 
-/// Not enough free pages.
+/// Not enough room for a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the kv cache is full: {needed} more pages of {page_size} positions needed, {free} free")]
-pub struct Full {
-    /// Pages needed.
-    pub needed: usize,
-    /// Pages free.
-    pub free: usize,
-    /// Positions of a page.
-    pub page_size: usize,
+pub enum Full {
+    /// Not enough free pages.
+    #[error("the kv cache is full: {needed} more pages of {page_size} positions needed, {free} free")]
+    Pages {
+        /// Pages needed.
+        needed: usize,
+        /// Pages free.
+        free: usize,
+        /// Positions of a page.
+        page_size: usize,
+    },
+    /// All slots of states of fixed size are taken.
+    #[error("all slots of recurrent states are taken: {needed} needed, {free} free")]
+    States {
+        /// Slots needed.
+        needed: usize,
+        /// Slots free.
+        free: usize,
+    },
 }
 
-/// The block tables of one sequence.
+/// The block tables of one sequence, and its slots of states of fixed size.
 #[derive(Debug, Default)]
 pub struct BlockTables {
     tables: Vec<Table>,
+    state: SequenceState,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +75,16 @@ impl BlockTables {
     /// and never read.
     pub fn group(&self, group: usize) -> &[PageId] {
         self.tables.get(group).map_or(&[], |t| &t.pages)
+    }
+
+    /// The state slots that the next step reads and writes; `None` where the graph has no states of fixed size.
+    pub fn states(&self) -> Option<StateSlots> {
+        self.state.next()
+    }
+
+    /// Makes what a step wrote the sequence's state. To be called once a step is done, and not for one that failed.
+    pub fn advance(&mut self) {
+        self.state.advance();
     }
 }
 
@@ -83,6 +108,7 @@ impl PagePool {
             page_size: limits.page_size,
             table_len: limits.context.div_ceil(limits.page_size),
             groups: program.pages.iter().map(group).collect(),
+            states: StatePool::new(program),
         }
     }
 
@@ -91,19 +117,21 @@ impl PagePool {
         self.groups.get(group).map_or(0, |g| g.pages.pages - g.free.len())
     }
 
-    /// Sets pages aside for a sequence that will have up to `positions` positions, in every group or none at all.
+    /// Sets pages aside for a sequence that will have up to `positions` positions, in every group or none at all, and
+    /// gives it state slots.
     ///
     /// # Errors
-    /// When a group has too few pages left.
+    /// When a group has too few pages left, or the slots are taken.
     pub fn reserve(&mut self, tables: &mut BlockTables, positions: usize) -> Result<(), Full> {
         let (page_size, pages) = (self.page_size, positions.div_ceil(self.page_size));
         tables.tables.resize_with(self.groups.len(), Table::default);
         for (table, group) in tables.tables.iter().zip(&self.groups) {
             let needed = group.reservation(pages).saturating_sub(table.reserved);
             if needed > group.unreserved {
-                return Err(Full { needed, free: group.unreserved, page_size });
+                return Err(Full::Pages { needed, free: group.unreserved, page_size });
             }
         }
+        self.states.reserve(&mut tables.state)?;
         for (table, group) in tables.tables.iter_mut().zip(&mut self.groups) {
             let needed = group.reservation(pages).saturating_sub(table.reserved);
             group.unreserved -= needed;
@@ -113,7 +141,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Gives a sequence pages for its first `positions` positions.
+    /// Gives a sequence pages for its first `positions` positions, and state slots if it has none yet.
     ///
     /// # Errors
     /// When a group has too few free pages, which cannot happen to sequences that reserved them and take no more tokens
@@ -121,10 +149,11 @@ impl PagePool {
     pub fn grow(&mut self, tables: &mut BlockTables, positions: usize) -> Result<(), Full> {
         let pages = positions.div_ceil(self.page_size);
         tables.tables.resize_with(self.groups.len(), Table::default);
+        self.states.reserve(&mut tables.state)?;
         for (table, group) in tables.tables.iter_mut().zip(&mut self.groups) {
             let needed = pages.saturating_sub(table.pages.len());
             let Some(left) = group.free.len().checked_sub(needed) else {
-                return Err(Full { needed, free: group.free.len(), page_size: self.page_size });
+                return Err(Full::Pages { needed, free: group.free.len(), page_size: self.page_size });
             };
             table.pages.extend(group.free.drain(left..).rev());
         }
@@ -142,8 +171,9 @@ impl PagePool {
         }
     }
 
-    /// Takes all pages of a sequence back.
+    /// Takes all pages and state slots of a sequence back.
     pub fn release(&mut self, tables: BlockTables) {
+        self.states.release(tables.state);
         for (table, group) in tables.tables.into_iter().zip(&mut self.groups) {
             group.free.extend_from_slice(&table.pages[table.given_back..]);
             group.unreserved += table.reserved;

@@ -17,6 +17,7 @@ fn program(limits: Limits, pages: Vec<GroupPages>) -> Program {
         scratch: 0,
         limits,
         pages,
+        state_slots: 2 * limits.sequences,
         numerics: Numerics::Exact,
     }
 }
@@ -37,13 +38,36 @@ fn pages_are_owned_once_and_come_back() {
         let all: BTreeSet<_> = a.group(g).iter().chain(b.group(g)).collect();
         assert_eq!((a.group(g).len(), b.group(g).len(), all.len(), pool.used(g)), (2, 4, 6, 6));
     }
-    assert_eq!(pool.reserve(&mut a, 80), Err(Full { needed: 3, free: 2, page_size: 16 }));
-    assert_eq!(pool.grow(&mut a, 80), Err(Full { needed: 3, free: 2, page_size: 16 }));
+    assert_eq!(pool.reserve(&mut a, 80), Err(Full::Pages { needed: 3, free: 2, page_size: 16 }));
+    assert_eq!(pool.grow(&mut a, 80), Err(Full::Pages { needed: 3, free: 2, page_size: 16 }));
     assert_eq!(a.group(0).len(), 2);
     pool.release(a);
     pool.release(b);
     assert_eq!(pool.used(0), 0);
     pool.reserve(&mut BlockTables::default(), 128).unwrap();
+}
+
+#[test]
+fn state_slots_change_places_after_every_step() {
+    let mut pool = PagePool::new(&program(LIMITS, vec![WHOLE]));
+    let (mut a, mut b) = (BlockTables::default(), BlockTables::default());
+    assert_eq!(a.states(), None);
+    pool.reserve(&mut a, 16).unwrap();
+    pool.grow(&mut b, 1).unwrap();
+    let first = a.states().unwrap();
+    assert_eq!(first.read, None);
+    assert_eq!(a.states(), Some(first), "a step that failed leaves them as they were");
+    a.advance();
+    let second = a.states().unwrap();
+    assert_eq!(second.read, Some(first.write));
+    assert_ne!(second.write, first.write);
+    a.advance();
+    assert_eq!(a.states().unwrap().write, first.write);
+    assert_eq!(pool.reserve(&mut BlockTables::default(), 16), Err(Full::States { needed: 2, free: 0 }));
+    pool.release(a);
+    let mut c = BlockTables::default();
+    pool.reserve(&mut c, 16).unwrap();
+    assert_eq!(c.states().unwrap().read, None, "a new sequence starts from nothing");
 }
 
 #[test]

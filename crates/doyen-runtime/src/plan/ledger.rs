@@ -53,6 +53,11 @@ impl Ledger {
             let what = format!("kv cache of windows, {} sequences", limits.sequences);
             ledger.push(what, kv(true), false);
         }
+        if program.state_slots > 0 {
+            let what = format!("recurrent states, {} sequences", limits.sequences);
+            let bytes = program.graph.state_bytes().0.saturating_mul(program.state_slots as u64);
+            ledger.push(what, ByteCount(bytes), false);
+        }
         let what = format!("activations, {} tokens a step", limits.tokens);
         ledger.push(what, ByteCount(program.arena as u64), false);
         ledger.push("scratch", ByteCount(program.scratch as u64), false);

@@ -124,6 +124,7 @@ impl Plan {
             scratch: nodes.iter().map(|n| n.scratch).max().unwrap_or(0),
             limits,
             pages,
+            state_slots: if graph.states.is_empty() { 0 } else { limits.sequences.saturating_mul(2) },
             numerics: options.numerics,
             graph,
         };

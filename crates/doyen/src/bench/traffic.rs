@@ -1,4 +1,5 @@
-//! The bytes a decoding step has to move: weights it reads, experts its tokens reach, keys and values it attends to.
+//! The bytes a decoding step has to move: weights it reads, experts its tokens reach, keys and values it attends to, states
+//! it moves on.
 //!
 //! Activations are left out: they stay in caches. Tables that are looked up (embeddings, rotary caches) count the rows of
 //! the step's tokens; everything else counts whole, once for each node that reads it.
@@ -17,7 +18,7 @@ pub struct Traffic {
     pub dense: f64,
     /// Weights of the experts that are active.
     pub experts: f64,
-    /// Keys and values.
+    /// Keys and values read, and states of fixed size read and written.
     pub kv: f64,
 }
 
@@ -38,6 +39,7 @@ impl Traffic {
             let seen = group.window.map_or(positions, |w| positions.min(w as f64));
             traffic.kv += per_position * seen * sequences as f64;
         }
+        traffic.kv += 2.0 * graph.state_bytes().0 as f64 * sequences as f64;
         traffic
     }
 

@@ -197,6 +197,7 @@ pub fn compare(
         tokens: &tokens,
         sequences: &[SeqSpan { first: 0, len: n, past: 0 }],
         tables: &tables,
+        states: &pages.states().into_iter().collect::<Vec<_>>(),
         rows: &(0..n as u32).collect::<Vec<_>>(),
         inputs: &[],
     })?;
@@ -258,6 +259,8 @@ const fn kind(op: &LOp) -> &'static str {
         LOp::View => "view",
         LOp::SelectRows { .. } => "select rows",
         LOp::Attention(_) => "attention",
+        LOp::LinearAttention(_) => "linear attention",
+        LOp::CausalConv(_) => "causal convolution",
         LOp::Route(_) => "route",
         LOp::Experts(_) => "experts",
         LOp::SiluMul => "silu * up",

@@ -155,3 +155,11 @@ fn windows_and_sinks() {
     company_changes_nothing(&graph, Numerics::Fast);
     company_changes_nothing(&graph, Numerics::Exact);
 }
+
+/// Recurrent and convolution states beside a cache; with 64 tokens a step, slots go from one job to the next.
+#[test]
+fn recurrent_layers() {
+    let graph = graph(Some(&shared("goldens/qwen3_next/package-mobius")));
+    assert_eq!((graph.states.len(), graph.groups.len()), (6, 1));
+    company_changes_nothing(&graph, Numerics::Exact);
+}

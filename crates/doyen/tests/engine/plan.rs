@@ -1,6 +1,6 @@
 //! Plans that fit, and refusals that say what would help.
 
-use crate::common::{device, graph};
+use crate::common::{device, graph, shared};
 use doyen_runtime::{Plan, PlanError, PlanOptions};
 use doyen_tensor::ByteCount;
 use std::sync::Arc;
@@ -51,4 +51,16 @@ fn impossible_options_are_refused() {
     let many = PlanOptions { context: 1024, sequences: 1 << 20, ..all() };
     let e = Plan::new(Arc::clone(&graph), &device, &many).unwrap_err();
     assert!(matches!(e, PlanError::Memory { .. }), "{e}");
+}
+
+/// Two slots for each sequence: what a step reads stays as it was.
+#[test]
+fn the_ledger_counts_recurrent_states() {
+    let graph = graph(Some(&shared("goldens/qwen3_next/package-mobius")));
+    let options = PlanOptions { sequences: 3, ..PlanOptions::default() };
+    let plan = Plan::new(Arc::clone(&graph), &device(1), &options).unwrap();
+    let found = plan.ledger().entries().iter().find(|e| e.what.starts_with("recurrent states"));
+    let state = 3 * (4 * 32 * 32 + 3 * 256) * 4;
+    assert_eq!(graph.state_bytes(), ByteCount(state));
+    assert_eq!(found.expect("a line for the states").bytes, ByteCount(3 * 2 * state));
 }

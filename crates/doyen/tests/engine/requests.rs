@@ -186,7 +186,14 @@ fn a_device_runs_empty_steps_and_refuses_what_was_not_planned() {
         }
         let tables = vec![table; graph.groups.len()];
         let tokens = vec![1; tokens];
-        let batch = RaggedBatch { tokens: &tokens, sequences: spans, tables: &tables, rows, inputs: &[] };
+        let batch = RaggedBatch {
+            tokens: &tokens,
+            sequences: spans,
+            tables: &tables,
+            states: &[],
+            rows,
+            inputs: &[],
+        };
         session.step(&batch).map(|()| session.output(0).len())
     };
     let span = |first, len, past| SeqSpan { first, len, past };

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     ir::{Attrs, Fact, Node},
     ops::Op,
-    pass::lower::StatePorts,
+    pass::lower::{StatePair, StatePorts},
 };
 use doyen_tensor::Tensor;
 
@@ -105,6 +105,34 @@ fn strange_names_are_read_off_the_operators() {
     let StatePorts::KeyValue(p) = &spec.states[0].ports else { panic!("{:?}", spec.states) };
     assert_eq!((p.past_key.as_str(), p.past_value.as_str()), ("b", "a"));
     assert_eq!((p.present_key.as_str(), p.present_value.as_str()), ("c", "d"));
+}
+
+/// One export task gives recurrent states the names of caches: the operators that own them decide.
+#[test]
+fn recurrent_states_under_the_names_of_caches() {
+    let mut g = graph(
+        &[
+            ("input_ids", I, &ids()),
+            ("past_key_values.0.key", F, &cache()),
+            ("past_key_values.0.value", F, &cache()),
+            ("past_key_values.1.key", F, &cache()),
+            ("past_key_values.1.value", F, &cache()),
+        ],
+        &[
+            ("logits", F, &logits()),
+            ("present.0.key", F, &cache()),
+            ("present.0.value", F, &cache()),
+            ("present.1.key", F, &cache()),
+            ("present.1.value", F, &cache()),
+        ],
+    );
+    node(&mut g, "CausalConvWithState", &[(3, "past_key_values.0.key")], &[(0, "c"), (1, "present.0.key")]);
+    node(&mut g, "LinearAttention", &[(3, "past_key_values.0.value")], &[(0, "l"), (1, "present.0.value")]);
+    let spec = derive(&g, &Manifest::default()).unwrap();
+    let fixed = |s: &&StatePair| matches!(s.ports, StatePorts::Fixed { .. });
+    assert_eq!((spec.states.len(), spec.states.iter().filter(fixed).count()), (3, 2));
+    let StatePorts::Fixed { past, present } = &spec.states[1].ports else { panic!("{:?}", spec.states) };
+    assert_eq!((past.as_str(), present.as_str()), ("past_key_values.0.value", "present.0.value"));
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub(super) fn lower(d: &mut Decoder<'_>, node: &Node, op: &GroupQueryAttention) 
 }
 
 /// Query, key or value `[1, T, size]`: the operand and its size per token.
-fn tokens(
+pub(super) fn tokens(
     d: &mut Decoder<'_>,
     node: &Node,
     index: usize,
@@ -88,7 +88,12 @@ fn tokens(
     Err(LowerError::node(node, format!("input {name}: expected [1, tokens, size], found {dims:?}")))
 }
 
-fn constant(d: &mut Decoder<'_>, node: &Node, index: usize) -> Result<Option<Operand>, LowerError> {
+/// An operand that must be constant where it is given.
+pub(super) fn constant(
+    d: &mut Decoder<'_>,
+    node: &Node,
+    index: usize,
+) -> Result<Option<Operand>, LowerError> {
     let Some(id) = input(node, index) else { return Ok(None) };
     let operand = d.operand(node, index, id)?;
     if matches!(operand, Some(Operand::Const(_))) {
@@ -252,14 +257,19 @@ pub(super) fn push_slot(groups: &mut Vec<CacheGroup>, mut group: CacheGroup) -> 
     CacheSlot { group: at, layer }
 }
 
-/// Every cache of the spec must belong to an attention.
+/// Every state of the spec must belong to a node.
 pub(super) fn check_caches(d: &Decoder<'_>) -> Result<(), LowerError> {
     let unused = d.ports.roles.iter().find_map(|(id, role)| match role {
-        Role::Past(KvPort { state, .. }) if !d.caches.contains(state) => Some(id),
+        Role::Past(KvPort { state, .. }) if !d.caches.contains(state) => {
+            Some((id, "no attention reads this cache"))
+        }
+        Role::State(state) if !d.caches.contains(state) => {
+            Some((id, "no recurrent operator reads this state"))
+        }
         _ => None,
     });
     match unused {
         None => Ok(()),
-        Some(id) => Err(LowerError::port(&d.graph.value(*id).name, "no attention reads this cache")),
+        Some((id, reason)) => Err(LowerError::port(&d.graph.value(*id).name, reason)),
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn classify(graph: &Graph, ports: &Ports) -> Vec<Class> {
     for (id, role) in &ports.roles {
         class[id.index()] = match role {
             Role::Mask | Role::Positions => Class::Length,
-            Role::Tokens | Role::Past(_) => Class::Data,
+            Role::Tokens | Role::Past(_) | Role::State(_) => Class::Data,
         };
     }
     for node in &graph.nodes {

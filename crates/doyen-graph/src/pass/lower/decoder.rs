@@ -7,6 +7,7 @@ use super::{
     meaning::{Meaning, meaning},
     ports::{Ports, Role},
     probe::{self, Lengths, Run},
+    recurrent,
 };
 use crate::{
     ir::{Constant, Dim, Graph, Node, ValueId},
@@ -34,7 +35,7 @@ pub(super) struct Decoder<'a> {
     meanings: HashMap<ValueId, Meaning>,
     axes: HashMap<ValueId, TokenAxis>,
     positions: Option<LValueId>,
-    /// States whose cache an attention has taken.
+    /// States that a node has taken.
     pub(super) caches: BTreeSet<usize>,
 }
 
@@ -128,13 +129,18 @@ impl<'a> Decoder<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), LowerError> {
-        if let Op::GroupQueryAttention(op) = &node.op {
-            return attention::lower(self, node, op);
+        match &node.op {
+            Op::GroupQueryAttention(op) => return attention::lower(self, node, op),
+            Op::LinearAttention(op) => return recurrent::linear_attention(self, node, op),
+            Op::CausalConv(op) => return recurrent::causal_conv(self, node, op),
+            _ => {}
         }
-        let is_past = |v: &ValueId| matches!(self.ports.roles.get(v), Some(Role::Past(_)));
+        let is_past = |v: &ValueId| matches!(self.ports.roles.get(v), Some(Role::Past(_) | Role::State(_)));
         if let Some(past) = node.inputs.iter().flatten().find(|v| is_past(v)) {
             let name = &self.graph.value(*past).name;
-            let reason = format!("it reads the cache {name:?}; only GroupQueryAttention may");
+            let reason = format!(
+                "it reads the state {name:?}; only GroupQueryAttention, LinearAttention and CausalConvWithState may"
+            );
             return Err(LowerError::node(node, reason));
         }
         let mut inputs = Vec::with_capacity(node.inputs.len());

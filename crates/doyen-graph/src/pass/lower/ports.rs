@@ -20,6 +20,8 @@ pub(super) enum Role {
     Mask,
     Positions,
     Past(KvPort),
+    /// A state of fixed size: index into the spec's states.
+    State(usize),
 }
 
 /// The resolved ports.
@@ -27,6 +29,8 @@ pub(super) enum Role {
 pub(super) struct Ports {
     pub(super) roles: BTreeMap<ValueId, Role>,
     pub(super) presents: BTreeMap<ValueId, KvPort>,
+    /// Outputs that are states of fixed size: index into the spec's states.
+    pub(super) present_states: BTreeMap<ValueId, usize>,
     /// Caches whose rows slide, and have a length of their own.
     pub(super) sliding: BTreeSet<ValueId>,
     pub(super) logits: ValueId,
@@ -54,9 +58,16 @@ impl Ports {
         if let Some(name) = &spec.position_ids {
             take(name, Role::Positions)?;
         }
-        let mut presents = BTreeMap::new();
+        let (mut presents, mut present_states) = (BTreeMap::new(), BTreeMap::new());
         for (state, pair) in spec.states.iter().enumerate() {
-            let StatePorts::KeyValue(ports) = &pair.ports else { continue };
+            let ports = match &pair.ports {
+                StatePorts::KeyValue(ports) => ports,
+                StatePorts::Fixed { past, present } => {
+                    take(past, Role::State(state))?;
+                    present_states.insert(output(graph, present)?, state);
+                    continue;
+                }
+            };
             for (past, present, is_value) in [
                 (&ports.past_key, &ports.present_key, false),
                 (&ports.past_value, &ports.present_value, true),
@@ -65,13 +76,12 @@ impl Ports {
                 presents.insert(output(graph, present)?, KvPort { state, is_value });
             }
         }
-        refuse_fixed_states(graph, spec)?;
         if let Some(&stray) = graph.inputs.iter().find(|id| !roles.contains_key(id)) {
             let name = graph.value(stray).name.clone();
             return Err(LowerError::port(name, "is neither tokens, mask, positions nor a state"));
         }
         let sliding = graph.nodes.iter().flat_map(attention::sliding_caches).collect();
-        Ok(Self { roles, presents, sliding, logits: output(graph, &spec.logits)? })
+        Ok(Self { roles, presents, present_states, sliding, logits: output(graph, &spec.logits)? })
     }
 }
 
@@ -80,24 +90,6 @@ fn output(graph: &Graph, name: &str) -> Result<ValueId, LowerError> {
         .find(name)
         .filter(|id| graph.outputs.contains(id))
         .ok_or_else(|| LowerError::port(name, "is not an output of the graph"))
-}
-
-/// Names the operator that owns the first state of fixed size.
-fn refuse_fixed_states(graph: &Graph, spec: &LowerSpec) -> Result<(), LowerError> {
-    for pair in &spec.states {
-        let StatePorts::Fixed { past, .. } = &pair.ports else { continue };
-        let id = graph.find(past).ok_or_else(|| LowerError::port(past, "is not an input of the graph"))?;
-        return Err(match graph.nodes.iter().find(|n| n.inputs.contains(&Some(id))) {
-            Some(node) => LowerError::node(
-                node,
-                format!("it owns the state {past:?} of fixed size; only key and value caches are supported"),
-            ),
-            None => {
-                LowerError::port(past, "is a state of fixed size; only key and value caches are supported")
-            }
-        });
-    }
-    Ok(())
 }
 
 /// What is known of a past input at batch 1 with `past` cached rows: its declared extents, batch and rows filled in.
@@ -110,4 +102,16 @@ pub(super) fn past_fact(declared: &Fact, past: usize, own_length: bool) -> Optio
         *rows = Dim::Known(past);
     }
     Some(Fact { dtype: declared.dtype, shape: Some(shape), constant: None })
+}
+
+/// What is known of a state of fixed size at batch 1: its declared extents that are numbers. Names say nothing here:
+/// exporters give them to states as if they were caches.
+pub(super) fn state_fact(declared: &Fact) -> Fact {
+    let number = |(axis, d): (usize, &Dim)| match (axis, d) {
+        (0, _) => Dim::Known(1),
+        (_, Dim::Known(n)) => Dim::Known(*n),
+        _ => Dim::Unknown,
+    };
+    let shape = declared.shape.as_ref().map(|s| s.iter().enumerate().map(number).collect());
+    Fact { dtype: declared.dtype, shape, constant: None }
 }

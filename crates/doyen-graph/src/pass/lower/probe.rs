@@ -6,7 +6,7 @@
 use super::{
     LowerError,
     class::Class,
-    ports::{Ports, Role, past_fact},
+    ports::{Ports, Role, past_fact, state_fact},
 };
 use crate::ir::{Constant, Dim, Fact, Graph, Node, ValueId};
 use doyen_tensor::{DType, Shape, Tensor, TensorError};
@@ -210,6 +210,7 @@ fn input_fact(
         }
         Role::Past(_) => past_fact(&value.fact, lengths.past, ports.sliding.contains(&id))
             .ok_or_else(|| refuse("a cache [batch, kv_heads, past, head_size]"))?,
+        Role::State(_) => state_fact(&value.fact),
     })
 }
 

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Batch {
     pub(super) sequences: Vec<CaseSequence>,
-    sources: HashMap<ValueId, CaseSource>,
+    pub(super) sources: HashMap<ValueId, CaseSource>,
 }
 
 impl Batch {
@@ -53,7 +53,7 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
         .map(|&total| {
             let first = longest == new;
             let past = if first { 0 } else { total.saturating_sub(new) };
-            CaseSequence { new: total - past, past, caches: Vec::new() }
+            CaseSequence { new: total - past, past, caches: Vec::new(), states: Vec::new() }
         })
         .collect();
     let packed = input(node, at::KEY).is_none();
@@ -78,7 +78,7 @@ pub(super) fn lower(case: &mut Case<'_>, node: &Node, op: &GroupQueryAttention) 
     }
     let ids = input(node, at::POSITION_IDS).filter(|_| op.rotary.is_some());
     operands.push(ids.map(|id| positions(case, id, &sequences, longest == new)).transpose()?);
-    operands.push(input(node, at::ATTENTION_BIAS).map(|id| bias(case, id)).transpose()?);
+    operands.push(input(node, at::ATTENTION_BIAS).map(|id| step_value(case, id)).transpose()?);
     let v_size = input(node, at::VALUE).map(|id| case.tensor(id).map(|t| t.shape()[2])).transpose()?;
     let sizes = Sizes::new(op, query[2], v_size, packed);
     let format = format(op).map_err(|why| refuse(&why))?;
@@ -158,8 +158,8 @@ fn positions(
     Ok(Operand::Value(v))
 }
 
-/// The bias as a value of the step, constant or not.
-fn bias(case: &mut Case<'_>, id: ValueId) -> Result<Operand, CaseRefusal> {
+/// An operand as a value of the step, constant or not.
+pub(super) fn step_value(case: &mut Case<'_>, id: ValueId) -> Result<Operand, CaseRefusal> {
     if case.graph.value(id).fact.constant.is_none() {
         return case.operand(id);
     }

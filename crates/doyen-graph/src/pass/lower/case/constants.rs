@@ -27,6 +27,7 @@ fn is_parameter(op: &Op, index: usize) -> bool {
         }
         Op::GatherBlockQuantized(_) => index != 1,
         Op::ContribRotary(_) | Op::MRotary(_) => (2..=3).contains(&index),
+        Op::CausalConv(_) => (1..=2).contains(&index),
         Op::Moe(_) | Op::SkipNorm(_) => index >= 2,
         Op::QMoe(_) => index >= 2 && index != 14,
         Op::GroupQueryAttention(_) => {

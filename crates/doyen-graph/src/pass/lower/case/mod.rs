@@ -4,12 +4,14 @@
 //!   the tensor given, operands that must be constant are taken from the tensors given
 //! * `constants`: which operands those are
 //! * `attention`: GroupQueryAttention, where each batch row becomes a sequence
+//! * `recurrent`: LinearAttention and CausalConvWithState, likewise
 //!
 //! Called by the conformance runners of the backends. The reference runs first: it gives every extent, and every
 //! error that depends on the inputs.
 
 mod attention;
 mod constants;
+mod recurrent;
 
 use super::{
     emit::{Emitter, compute_type},
@@ -17,7 +19,7 @@ use super::{
 };
 use crate::{
     ir::{Constant, Fact, Graph, Node, ValueId},
-    lowered::{CacheSlot, Extent, Lowered, Operand},
+    lowered::{CacheSlot, Extent, Lowered, Operand, StateId},
     ops::Op,
     pass::fold::{FoldLimits, fold},
 };
@@ -47,6 +49,8 @@ pub struct CaseSequence {
     pub past: usize,
     /// Rows `0..past` of each cache, `[kv_heads, past, head_size]` of the stored type: keys, values.
     pub caches: Vec<(CacheSlot, Tensor, Tensor)>,
+    /// States of fixed size before the step, in float32 and the extents of the graph's; zeros where none is given.
+    pub states: Vec<(StateId, Tensor)>,
 }
 
 /// How an output of the exported graph is made from what the step leaves.
@@ -79,6 +83,13 @@ pub enum CaseSource {
         is_value: bool,
         /// Capacity and window of a sliding cache.
         sliding: Option<(usize, usize)>,
+    },
+    /// A state of fixed size after the step: that of sequence `b` is batch row `b`.
+    State {
+        /// The state.
+        state: StateId,
+        /// Whether the export has the state's two axes the other way round.
+        swapped: bool,
     },
 }
 
@@ -124,6 +135,8 @@ pub fn lower_case(graph: &Graph, inputs: &[Tensor]) -> Result<LoweredCase, CaseR
     for node in &graph.nodes {
         match &node.op {
             Op::GroupQueryAttention(op) => attention::lower(&mut case, node, op)?,
+            Op::LinearAttention(op) => recurrent::linear_attention(&mut case, node, op)?,
+            Op::CausalConv(op) => recurrent::causal_conv(&mut case, node, op)?,
             _ => case.node(node)?,
         }
     }
@@ -228,7 +241,7 @@ impl Case<'_> {
         }
         let sequences = match self.batch {
             Some(batch) => batch.sequences,
-            None => vec![CaseSequence { new: 1, past: 0, caches: Vec::new() }],
+            None => vec![CaseSequence { new: 1, past: 0, caches: Vec::new(), states: Vec::new() }],
         };
         let mut graph = self.emit.out;
         rewrite::fuse(&mut graph);
@@ -269,14 +282,16 @@ fn widened(t: &Tensor) -> Result<Tensor, TensorError> {
 }
 
 impl LoweredCase {
-    /// The outputs of the exported graph, from the outputs of the lowered one and a reader of caches: rows
-    /// `0..len` of a sequence's cache, `[kv_heads, len, head_size]` of the stored type, keys and values.
+    /// The outputs of the exported graph, from the outputs of the lowered one, the states of fixed size of every sequence
+    /// after the step, and a reader of caches: rows `0..len` of a sequence's cache, `[kv_heads, len, head_size]` of the
+    /// stored type, keys and values.
     ///
     /// # Errors
     /// When a tensor is not what the case expects.
     pub fn assemble<E: From<TensorError>>(
         &self,
         results: &[Tensor],
+        states: &[Vec<Tensor>],
         mut read: impl FnMut(usize, CacheSlot, usize) -> Result<(Tensor, Tensor), E>,
     ) -> Result<Vec<Tensor>, E> {
         let mut all = Vec::with_capacity(self.outputs.len());
@@ -297,6 +312,7 @@ impl LoweredCase {
                     }
                     attention::present(o, &rows, *sliding)?
                 }
+                CaseSource::State { state, swapped } => recurrent::present(o, states, *state, *swapped)?,
             });
         }
         Ok(all)

@@ -6,6 +6,7 @@ mod qk_norm;
 mod select_rows;
 mod silu_mul;
 mod sweep;
+mod transpose;
 
 use crate::lowered::{LNode, LOp, LValueId, Lowered, Operand};
 
@@ -18,6 +19,7 @@ pub(super) fn decoder(graph: &mut Lowered) {
 
 /// The rewrites that hold in any lowered graph.
 pub(super) fn fuse(graph: &mut Lowered) {
+    transpose::rewrite(graph);
     silu_mul::rewrite(graph);
     qk_norm::rewrite(graph);
     sweep::sweep(graph);

@@ -1,7 +1,7 @@
 //! Moves the choice of logit rows as far up as it can go.
 //!
-//! A node whose results reach no attention computes what only the wanted rows need: it runs on rows. That is all
-//! after the last attention: its output projection, its feed-forward or experts, the final norm and the head. Values
+//! A node whose results reach no attention or other node with a state computes what only the wanted rows need: it runs
+//! on rows. That is all after the last attention: its output projection, its feed-forward or experts, the final norm and the head. Values
 //! that enter this part are selected once each.
 
 use super::values;
@@ -41,8 +41,7 @@ fn below_attention(graph: &Lowered) -> Vec<bool> {
     let mut read_above = vec![false; graph.values.len()];
     let mut below = vec![false; graph.nodes.len()];
     for (n, node) in graph.nodes.iter().enumerate().rev() {
-        let owns_state = matches!(node.op, LOp::Attention(_));
-        below[n] = !owns_state && node.outputs.iter().flatten().all(|v| !read_above[v.index()]);
+        below[n] = !node.op.owns_state() && node.outputs.iter().flatten().all(|v| !read_above[v.index()]);
         if !below[n] {
             for v in values(node) {
                 read_above[v.index()] = true;

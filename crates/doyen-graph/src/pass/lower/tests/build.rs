@@ -241,6 +241,27 @@ impl Build {
         made[0]
     }
 
+    /// A node with a state of fixed size `[batch, dims..]`, its fourth input and second output.
+    pub(super) fn recurrent(
+        &mut self,
+        op: &str,
+        out: &str,
+        (attrs, inputs): (Attrs, &[Option<ValueId>]),
+        dims: &[usize],
+    ) -> ValueId {
+        let (past, present) = (format!("past.{out}"), format!("present.{out}"));
+        let shape: Vec<Dim> =
+            [Dim::from("batch")].into_iter().chain(dims.iter().map(|&d| d.into())).collect();
+        let state = self.g.add_input(&past, Fact::new(self.dtype, shape));
+        let mut inputs = inputs.to_vec();
+        inputs.resize(inputs.len().max(4), None);
+        inputs[3] = Some(state);
+        let made = self.g.add_node(out, (MS, op), attrs, &inputs, &[out, &present]).unwrap();
+        self.g.add_output(made[1]);
+        self.spec.states.push(StatePair { layer: 0, ports: StatePorts::Fixed { past, present } });
+        made[0]
+    }
+
     pub(super) fn silu_mlp(&mut self, layer: usize, x: ValueId) -> ValueId {
         let name = |what: &str| format!("mlp.{layer}.{what}");
         let gate = self.matmul(&name("gate"), x, HIDDEN, 48);
@@ -336,5 +357,50 @@ pub(super) fn qwen3_moe(given: bool) -> (Graph, LowerSpec) {
         let moe = b.node("QMoE", &name("moe"), attrs, &inputs);
         (x, residual) = b.skip_norm(&name("next_norm"), sum, moe);
     }
+    b.head(x)
+}
+
+/// A recurrent layer as the genai builder writes Qwen3.5, but for what varies elsewhere: channels last, a dilation, more
+/// query heads than states and a decay for every key channel; then one of attention.
+pub(super) fn hybrid() -> (Graph, LowerSpec) {
+    const KEY: usize = 8;
+    const PARTS: [usize; 3] = [HEADS * KEY, KV_HEADS * KEY, KV_HEADS * HEAD];
+    const CHANNELS: usize = PARTS[0] + PARTS[1] + PARTS[2];
+    let mut b = Build::new(DType::F32);
+    let embedded = b.embed();
+    let x = b.norm("first_norm", embedded, HIDDEN);
+    let mixed = b.matmul("mixed", x, HIDDEN, CHANNELS);
+    let (weight, bias) =
+        (b.weight("conv.weight", &[CHANNELS, 1, 3], 0.6), b.weight("conv.bias", &[CHANNELS], 0.2));
+    let attrs = Attrs::from([
+        ("activation", Attr::from("silu")),
+        ("channels_last", Attr::Int(1)),
+        ("dilation", Attr::Int(2)),
+    ]);
+    let operands = [Some(mixed), Some(weight), Some(bias)];
+    let conv = b.recurrent("CausalConvWithState", "conv", (attrs, &operands), &[4, CHANNELS]);
+    let parts = b.ints("parts", &PARTS.map(|p| p as i64));
+    let qkv = b.nodes("Split", &["q", "k", "v"], [("axis", Attr::Int(-1))], &[Some(conv), Some(parts)]);
+    let a = b.matmul("a", x, HIDDEN, KV_HEADS * KEY);
+    let (dt_bias, scale) =
+        (b.weight("dt_bias", &[KV_HEADS * KEY], 0.5), b.gamma("decay_scale", KV_HEADS * KEY));
+    let scale = b.node("Neg", "minus_scale", [], &[Some(scale)]);
+    let decay =
+        b.node("com.microsoft::LinearAttentionGate", "decay", [], &[Some(a), Some(dt_bias), Some(scale)]);
+    let attrs = Attrs::from([
+        ("q_num_heads", Attr::Int(HEADS as i64)),
+        ("kv_num_heads", Attr::Int(KV_HEADS as i64)),
+        ("update_rule", Attr::from("gated")),
+    ]);
+    let operands = [Some(qkv[0]), Some(qkv[1]), Some(qkv[2]), None, Some(decay)];
+    let y = b.recurrent("LinearAttention", "linear", (attrs, &operands), &[KV_HEADS, KEY, HEAD]);
+    let (gamma, gate) = (b.gamma("gate_gamma", HEAD), b.matmul("gate", x, HIDDEN, HEADS * HEAD));
+    let normed = b.node("com.microsoft::GatedRMSNorm", "gated", [], &[Some(y), Some(gamma), Some(gate)]);
+    let o = b.matmul("o.0", normed, HEADS * HEAD, HIDDEN);
+    let (x, sum) = b.skip_norm("next_norm", embedded, o);
+    let qkv = b.matmul("qkv.1", x, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD);
+    let y = b.attention(1, Lengths::Genai, [Some(qkv), None, None], []);
+    let o = b.matmul("o.1", y, HEADS * HEAD, HIDDEN);
+    let (x, _) = b.skip_norm("last_norm", sum, o);
     b.head(x)
 }

@@ -1,6 +1,6 @@
 //! What lowers, lowers to the same function.
 
-use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, VOCAB, genai_llama, qwen3_moe};
+use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, VOCAB, genai_llama, hybrid, qwen3_moe};
 use crate::{
     check::check,
     interp::Interpreter,
@@ -27,7 +27,17 @@ fn exported(graph: &Graph, spec: &LowerSpec, lowered: &Lowered, tokens: &[u32]) 
         inputs.push((positions, Tensor::from_slice([1, n], &(0..n as i64).collect::<Vec<_>>()).unwrap()));
     }
     for pair in &spec.states {
-        let StatePorts::KeyValue(p) = &pair.ports else { panic!("a state of fixed size") };
+        let p = match &pair.ports {
+            StatePorts::KeyValue(p) => p,
+            StatePorts::Fixed { past, .. } => {
+                let fact = &graph.value(graph.find(past).unwrap()).fact;
+                let dims = fact.shape.iter().flatten().skip(1).map(|d| d.known().unwrap());
+                let shape: Vec<usize> = [1].into_iter().chain(dims).collect();
+                let zeros = vec![0f32; shape.iter().product()];
+                inputs.push((past, Tensor::from_f32(fact.dtype.unwrap(), shape, &zeros).unwrap()));
+                continue;
+            }
+        };
         for name in [&p.past_key, &p.past_value] {
             let fact = &graph.value(graph.find(name).unwrap()).fact;
             let group = lowered.groups.iter().find(|g| g.layers.contains(p)).unwrap();
@@ -114,6 +124,16 @@ fn rows_are_selected_right_after_the_last_attention() {
             assert!(!l.value(*v).dims.iter().any(|d| matches!(d, Extent::Tokens(_))), "{}", node.name);
         }
     }
+}
+
+/// Channels last, a dilated convolution, more query heads than states, a decay for every key channel.
+#[test]
+fn recurrent_layers_lower_to_the_same_function() {
+    let (mut graph, spec) = hybrid();
+    let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+    assert_eq!(l.states.iter().map(|s| s.dims.len()).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(count(&l, |op| matches!(op, LOp::CausalConv(c) if c.dilation == 2 && c.held() == 4)), 1);
+    assert_eq!(count(&l, |op| matches!(op, LOp::LinearAttention(a) if a.decay_per_key && a.q_heads == 4)), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What is not proven to treat each token alike is refused, naming the node.
 
-use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, genai_llama};
+use super::build::{Build, HEAD, HEADS, HIDDEN, KV_HEADS, Lengths, genai_llama, hybrid};
 use crate::{
     check::check,
     ir::{Attr, Graph, ValueId},
@@ -120,12 +120,30 @@ fn ports_that_nobody_explains() {
 }
 
 #[test]
-fn states_of_fixed_size_name_their_node() {
+fn recurrent_nodes_without_their_state() {
+    let (mut graph, spec) = hybrid();
+    graph.nodes.iter_mut().find(|n| n.name == "linear").unwrap().inputs[3] = None;
+    says(&refusal((graph, spec)), &["linear", "past_state", "missing"]);
+
+    let (graph, mut spec) = hybrid();
+    let StatePorts::Fixed { present: a, .. } = spec.states[0].ports.clone() else { unreachable!() };
+    let StatePorts::Fixed { present: b, .. } = spec.states[1].ports.clone() else { unreachable!() };
+    for (pair, other) in spec.states.iter_mut().zip([b, a]) {
+        if let StatePorts::Fixed { present, .. } = &mut pair.ports {
+            *present = other;
+        }
+    }
+    says(&refusal((graph, spec)), &["conv", "past_state", "belongs to it"]);
+}
+
+#[test]
+fn states_of_fixed_size_are_no_caches() {
     let (graph, mut spec) = genai_llama(DType::F32);
     let StatePorts::KeyValue(p) = spec.states[1].ports.clone() else { unreachable!() };
-    spec.states[1] =
-        StatePair { layer: 1, ports: StatePorts::Fixed { past: p.past_key, present: p.present_key } };
-    says(&refusal((graph, spec)), &["attention.1", "past_key.1", "fixed size"]);
+    let fixed = |past, present| StatePair { layer: 1, ports: StatePorts::Fixed { past, present } };
+    spec.states[1] = fixed(p.past_key, p.present_key);
+    spec.states.push(fixed(p.past_value, p.present_value));
+    says(&refusal((graph, spec)), &["attention.1", "past_key.1", "not a cache input"]);
 }
 
 /// Probing a long context must not write out a matrix of its square.
