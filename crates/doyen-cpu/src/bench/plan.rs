@@ -114,7 +114,7 @@ impl Plan {
         }
         let mut works = Vec::with_capacity(self.cases());
         for _ in &self.tokens {
-            works.extend(by_subject.iter_mut().filter_map(Iterator::next));
+            works.extend(by_subject.iter_mut().enumerate().filter_map(|(i, works)| Some((i, works.next()?))));
         }
         let read = ReadLoop::new(self.read, env.pool.threads())?;
         Ok(Suite { pool: env.pool, works, read })
@@ -124,7 +124,8 @@ impl Plan {
 /// Cases with their memory.
 pub struct Suite<'a> {
     pool: &'a Pool,
-    works: Vec<Box<dyn Work + 'a>>,
+    /// Each with the number of its subject, whose copies it shares with others.
+    works: Vec<(usize, Box<dyn Work + 'a>)>,
     read: ReadLoop,
 }
 
@@ -134,7 +135,6 @@ struct Samples {
     seconds: Vec<f64>,
     rates: Vec<f64>,
     shares: Vec<f64>,
-    calls: usize,
 }
 
 impl Samples {
@@ -145,14 +145,9 @@ impl Samples {
 }
 
 impl<'a> Suite<'a> {
-    /// Cases of one's own beside a read loop.
-    pub fn new(pool: &'a Pool, works: Vec<Box<dyn Work + 'a>>, read: ReadLoop) -> Self {
-        Self { pool, works, read }
-    }
-
     /// Keeps the cases whose names `keep` wants.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.works.retain(|w| keep(&name(&w.labels())));
+        self.works.retain(|(_, w)| keep(&name(&w.labels())));
     }
 
     /// Runs all cases in turn, the read loop before and after each; one round that does not count goes first. `tick` is
@@ -160,16 +155,18 @@ impl<'a> Suite<'a> {
     pub fn measure(&mut self, rounds: Rounds, mut tick: impl FnMut()) -> Report {
         let mut samples: Vec<Samples> = self.works.iter().map(|_| Samples::default()).collect();
         let mut reads = Vec::new();
+        // Calls of each subject so far: another copy of its weights every time, whatever case the call is of.
+        let mut calls = vec![0; self.works.iter().map(|(subject, _)| subject + 1).max().unwrap_or(0)];
         for round in 0..=rounds.samples {
             let mut before = self.read.sample(self.pool);
             let mut done = true;
-            for (work, samples) in self.works.iter_mut().zip(&mut samples) {
+            for ((subject, work), samples) in self.works.iter_mut().zip(&mut samples) {
                 if !samples.wants_more(rounds) {
                     continue;
                 }
                 done = false;
-                let bytes = work.prepare(samples.calls) as f64;
-                samples.calls += 1;
+                let bytes = work.prepare(calls[*subject]) as f64;
+                calls[*subject] += 1;
                 let start = Instant::now();
                 work.run();
                 let seconds = start.elapsed().as_secs_f64();
@@ -188,7 +185,7 @@ impl<'a> Suite<'a> {
                 break;
             }
         }
-        let cases = self.works.iter().zip(samples).map(|(work, s)| CaseReport {
+        let cases = self.works.iter().zip(samples).map(|((_, work), s)| CaseReport {
             labels: work.labels(),
             macs: work.macs(),
             seconds: Spread::of(s.seconds),
@@ -202,4 +199,65 @@ impl<'a> Suite<'a> {
 /// Bytes a second of two samples together.
 fn rate_of((a, s): (usize, f64), (b, t): (usize, f64)) -> f64 {
     (a + b) as f64 / (s + t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bench::Labels, detect::Isa, kernel::linear::Mode};
+    use std::{
+        num::NonZeroUsize,
+        sync::{Arc, Mutex},
+    };
+
+    /// Remembers which call numbers its works were prepared for.
+    struct Fake(Arc<Mutex<Vec<usize>>>);
+
+    impl Subject for Fake {
+        fn bytes(&self) -> Option<usize> {
+            Some(1)
+        }
+        fn touched(&self, _: usize) -> usize {
+            1
+        }
+        fn call_bytes(&self, _: &Env<'_>, _: usize) -> Result<Option<usize>, BenchError> {
+            Ok(Some(0))
+        }
+        fn works<'a>(
+            &self,
+            _: &Env<'a>,
+            _: &mut Rng,
+            _: usize,
+            tokens: &[usize],
+        ) -> Result<Vec<Box<dyn Work + 'a>>, BenchError> {
+            Ok(tokens.iter().map(|_| Box::new(Fake(Arc::clone(&self.0))) as Box<dyn Work + 'a>).collect())
+        }
+    }
+
+    impl Work for Fake {
+        fn labels(&self) -> Labels {
+            vec![("fake", "yes".to_owned())]
+        }
+        fn macs(&self) -> f64 {
+            1.0
+        }
+        fn prepare(&mut self, call: usize) -> usize {
+            self.0.lock().unwrap().push(call);
+            1
+        }
+        fn run(&mut self) {}
+    }
+
+    #[test]
+    fn cases_of_one_subject_never_read_the_copy_that_another_has_just_read() {
+        let pool = Pool::new(NonZeroUsize::MIN, false).unwrap();
+        let env = Env { pool: &pool, isa: Isa::Scalar, mode: Mode::Fast };
+        let calls: [Arc<Mutex<Vec<usize>>>; 2] = Default::default();
+        let subjects = calls.iter().map(|c| Box::new(Fake(Arc::clone(c))) as Box<dyn Subject>).collect();
+        let mut suite = Plan::new(&env, subjects, &[1, 8, 128], 0).unwrap().build(&env).unwrap();
+        suite.measure(Rounds { samples: 2, seconds: 1.0 }, || {});
+        for calls in calls {
+            assert_eq!(*calls.lock().unwrap(), (0..9).collect::<Vec<_>>());
+        }
+    }
 }

@@ -151,12 +151,12 @@ pub(super) fn matmul(b: &mut Binder<'_>) -> Result<Option<Box<dyn Kernel>>, Stri
 /// A constant that is the whole-row Transpose of contiguous `[N,K]` rows, read where it lies.
 fn transposed(constant: &Constant, n: usize, k: usize) -> Result<Option<OwnedWeights>, String> {
     let [part] = constant.parts() else { return Ok(None) };
-    if part.strides[0] != 1 || part.strides[1] < k || constant.as_tensor().is_some() {
+    if n == 0 || part.strides[0] != 1 || part.strides[1] < k || constant.as_tensor().is_some() {
         return Ok(None);
     }
     let size = constant.dtype().bits() / 8;
     let stride = part.strides[1];
-    let end = part.offset + (n.max(1) - 1) * stride + k;
+    let end = part.offset + (n - 1) * stride + k;
     let bytes = part.bytes.slice(part.offset * size..end * size);
     let flat = Tensor::from_bytes(constant.dtype(), [end - part.offset], bytes).map_err(|e| e.to_string())?;
     let values = Floats::of(&flat).map_err(|e| e.to_string())?;

@@ -86,7 +86,8 @@ impl Inner<'_> {
             }
         }
         if let Some(fc3) = &e.fc3 {
-            let to = self.h.window(inter..2 * inter);
+            // SAFETY: as for FC1: a chunk's rows and positions are its own, and FC3's columns lie behind FC1's.
+            let to = unsafe { self.h.shared_window(inter..2 * inter) };
             self.product(chunk, (Projection::Fc3, fc3), &self.acts3, &to, rows);
         }
     }

@@ -99,7 +99,7 @@ impl Experts {
     ///
     /// # Errors
     /// When a format is not over the columns that the shape demands, FC3 is there without a separate gate or the other
-    /// way round, SwiGLU has no gate, or an extent is 0.
+    /// way round, SwiGLU has no gate, an extent is 0, or the mode has two terms, of which experts cannot pick rows.
     pub fn new(
         shape: Shape,
         formats: Formats,
@@ -121,6 +121,11 @@ impl Experts {
         };
         if experts == 0 || hidden == 0 || inter == 0 || u32::try_from(experts).is_err() {
             return Err(TensorError::Format(format!("{experts} experts of {hidden} by {inter}")));
+        }
+        if mode == Mode::Fine {
+            return Err(TensorError::Format(
+                "experts: activations have one int8 term, two were asked for".into(),
+            ));
         }
         if (gate == Gate::Separate) != formats.fc3.is_some() {
             return Err(TensorError::Format("experts: FC3 and a separate gate go together".into()));

@@ -141,7 +141,8 @@ impl Linear {
         assert!(out.range().end <= weights.rows(), "rows {:?} of {}", out.range(), weights.rows());
         assert!(bias.is_none_or(|b| b.len() >= weights.rows()), "bias shorter than {} rows", weights.rows());
         if acts.tokens() > 0 && !out.range().is_empty() {
-            self.kernel.run(weights, acts, bias, out);
+            // SAFETY: all of it was checked above.
+            unsafe { self.kernel.run(weights, acts, bias, out) };
         }
     }
 
@@ -159,7 +160,8 @@ impl Linear {
         y: &mut Output<'_>,
         scratch: &mut [u8],
     ) {
-        let y = y.window(0..y.width());
+        let width = y.width();
+        let y = y.window(0..width);
         run_all(pool, &[Some(Part { linear: self, weights: *weights, bias, y })], x, scratch);
     }
 }

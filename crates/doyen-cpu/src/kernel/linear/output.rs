@@ -40,7 +40,19 @@ impl<'a> Output<'a> {
     ///
     /// # Panics
     /// When there are no such columns.
-    pub fn window(&self, range: Range<usize>) -> Output<'_> {
+    pub fn window(&mut self, range: Range<usize>) -> Output<'_> {
+        // SAFETY: this output is borrowed for as long as the window lives.
+        unsafe { self.shared_window(range) }
+    }
+
+    /// As [`Output::window`], of an output that others hold as well.
+    ///
+    /// # Safety
+    /// As [`Output::part`], for every part of the window.
+    ///
+    /// # Panics
+    /// When there are no such columns.
+    pub(crate) unsafe fn shared_window(&self, range: Range<usize>) -> Output<'a> {
         assert!(range.start <= range.end && range.end <= self.width, "columns {range:?} of {}", self.width);
         Output {
             cells: self.cells,

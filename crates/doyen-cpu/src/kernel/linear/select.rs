@@ -44,9 +44,11 @@ impl Kernel {
         Self { name, function: Function::Float(function) }
     }
 
-    /// Runs it. The caller has checked the weight against the format this kernel was chosen for, activations and
-    /// output against the weight.
-    pub(super) fn run(
+    /// Runs it.
+    ///
+    /// # Safety
+    /// The weight is validated and of the format this kernel was chosen for; activations are of its layout, output and bias of its rows.
+    pub(super) unsafe fn run(
         self,
         weights: &Weights<'_>,
         acts: &Prepared<'_>,
@@ -54,8 +56,7 @@ impl Kernel {
         out: &mut Columns<'_>,
     ) {
         match (self.function, weights) {
-            // SAFETY: the instruction set was proven by the token in the `Isa` that chose the kernel, and the weight
-            // was validated and is of the format chosen for.
+            // SAFETY: the instruction set was proven by the token in the `Isa` that chose the kernel; the rest is the caller's promise.
             (Function::Int(f, _), Weights::Int(w)) => unsafe { f(w, acts, bias, out) },
             // SAFETY: as above.
             (Function::Float(f), Weights::Float(w)) => unsafe { f(w, acts, bias, out) },

@@ -442,6 +442,73 @@ fn worked_example() {
     }
 }
 
+/// All codes at an end of their range, so that integer sums are as large as they can be, under scales and activations that are
+/// extreme, denormal, infinite or NaN: the same as in scalar code, which has room for any sum.
+#[test]
+fn extremes_are_the_same_everywhere() {
+    let (rows, cols, most) = (19, 288, 17);
+    let scales = [1.0, -65504.0, 6e-8, f32::INFINITY, f32::NAN, 0.0, -1.0];
+    let inputs = [1.0, -1.0, 3e38, 1e-40, 1e-37, f32::NAN, f32::INFINITY];
+    // One kind a token, and one odd number among ones.
+    let x: Vec<f32> = (0..most * cols)
+        .map(|i| match (i / cols, i % cols) {
+            (t, _) if t < 5 => inputs[t],
+            (t, 100) => inputs[t % inputs.len()],
+            (t, c) => {
+                if t % 2 == 0 || c % 2 == 0 {
+                    1.0
+                } else {
+                    -1.0
+                }
+            }
+        })
+        .collect();
+    for (bits, block, code, zero) in Bits::ALL.into_iter().flat_map(|bits| {
+        [16, 32, 128, cols]
+            .into_iter()
+            .flat_map(move |block| [0x00, 0xFF].into_iter().map(move |code| (bits, block, code)))
+            .flat_map(|(bits, block, code)| {
+                [None, Some(0x00), Some(0xFF)].map(|zero| (bits, block, code, zero))
+            })
+    }) {
+        let blocks = cols.div_ceil(block);
+        let codes = vec![code; rows * bits.packed_len(cols)];
+        let zeros = vec![zero.unwrap_or(0); rows * bits.packed_len(blocks)];
+        let values: Vec<f32> = (0..rows * blocks).map(|i| scales[(i / 3) % scales.len()]).collect();
+        let stored = store(FloatType::F16, &values, 0);
+        let w = Weights::Int(QuantMatrix {
+            rows,
+            cols,
+            bits,
+            block,
+            codes: &codes,
+            row_bytes: bits.packed_len(cols),
+            scales: FloatView::new(FloatType::F16, &stored).unwrap(),
+            zero_points: match zero {
+                None => ZeroPoints::Default,
+                Some(_) => ZeroPoints::PerBlock { packed: &zeros, row_bytes: bits.packed_len(blocks) },
+            },
+        });
+        for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
+            for tokens in [1, 4, 5, most] {
+                let bits_of = |isa| -> Vec<u32> {
+                    let y =
+                        product(&Linear::new(w.format(), mode, isa), &w, &x[..tokens * cols], tokens, None);
+                    y.into_iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+                };
+                let expected = bits_of(Isa::Scalar);
+                for isa in Isa::all() {
+                    assert_eq!(
+                        bits_of(isa),
+                        expected,
+                        "{isa}, {bits:?}, block {block}, code {code}, zero {zero:?}, {mode:?}, {tokens} tokens"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// A NaN or an infinity in the input is not turned into a plausible number.
 #[test]
 fn damage_shows() {

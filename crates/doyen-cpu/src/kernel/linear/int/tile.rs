@@ -118,7 +118,7 @@ impl Segment {
         let at = start * bits / 8;
         let steps = cols.div_ceil(step_cols(bits));
         let mut segment = Self {
-            codes: w.row(first)[at..].as_ptr(),
+            codes: w.codes[first * w.row_bytes + at..].as_ptr(),
             stride: w.row_bytes,
             unit: start / g.unit,
             block: g.block_of(start),
