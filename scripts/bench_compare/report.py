@@ -83,6 +83,9 @@ def summary(results: list[Result], threshold: float) -> str:
         return f"confirmed regression over {threshold:g} %: {names}"
     if moved := [r for r in results if r.holds()]:
         return f"no confirmed regression over {threshold:g} %; {len(moved)} of {len(results)} cases changed"
+    blind = [r.case.name for r in results if percent(r.seen.noise) > threshold]
+    if blind:
+        return f"no change seen, but noise above {threshold:g} % in {', '.join(blind)}: more --rounds or a stiller machine would tell"
     return f"no change beyond noise in {len(results)} cases"
 
 

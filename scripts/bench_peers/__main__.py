@@ -7,7 +7,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from . import chart, llama, mixed, models, operators, report, smoke
+from . import chart, llama, mixed, models, operators, ort_ops, report, smoke
 
 ROOT = Path(__file__).resolve().parents[2]
 EPILOG = """\
@@ -66,6 +66,7 @@ def main():
         [args.doyen, "--version"], check=False, capture_output=True, text=True
     ).stdout.split()[-1]
     if args.what in ("smoke", "ops", "all"):
+        ort_ops.make_pool(args.threads)
         with tempfile.TemporaryDirectory(dir=args.cache) as folder:
             if failures := smoke.run(args.doyen, Path(folder)):
                 raise SystemExit("\n".join(failures))

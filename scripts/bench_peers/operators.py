@@ -36,12 +36,12 @@ class Row:
         return out
 
 
-def peers(group, threads):
+def peers(group):
     """Name -> what has a call(case) of ONNX Runtime."""
     case = group[0]
     if isinstance(case, Attention):
-        return {"ORT": ort_ops.Caches(case, threads)}
-    return {f"ORT accuracy_level {level}": ort_ops.Weights(case, level, threads) for level in (0, 4)}
+        return {"ORT": ort_ops.Caches(case)}
+    return {f"ORT accuracy_level {level}": ort_ops.Weights(case, level) for level in (0, 4)}
 
 
 def variants(group):
@@ -54,7 +54,7 @@ def measure_group(group, args) -> tuple:
     """Rows of a group, and the read loop's rates."""
     rows, reads = {}, []
     ours = variants(group)
-    theirs = peers(group, args.threads)
+    theirs = peers(group)
 
     def row(case, name, scales):
         return rows.setdefault((case, name), Row(case, name, scales, Samples())).samples

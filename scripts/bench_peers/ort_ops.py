@@ -109,9 +109,15 @@ def one_node(node, inputs, outputs, weights, integers=(), bytes_=()):
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
-def session(model: bytes, threads: int):
+def make_pool(threads: int):
+    """The one pool that all sessions share: workers of their own would spin beside those of the next (which cost
+    half the speed). To be called once, before the first session."""
+    ort.set_global_thread_pool_sizes(threads, 1)
+
+
+def session(model: bytes):
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.use_per_session_threads = False
     options.log_severity_level = 3
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -123,13 +129,13 @@ def copies_for(case) -> int:
 class Weights:
     """Sessions over copies of the weights of a group of cases (which differ in tokens alone)."""
 
-    def __init__(self, case, accuracy: int, threads: int, seed: int = 0):
+    def __init__(self, case, accuracy: int, seed: int = 0):
         rng = np.random.default_rng(seed)
         build = {QMoe: qmoe_model, MatMul: matmul_model}[type(case)]
         self.rng = rng
         # The bytes may be equal: every session holds its own, at addresses of its own.
         model = build(case, accuracy, rng)
-        self.sessions = [session(model, threads) for _ in range(copies_for(case))]
+        self.sessions = [session(model) for _ in range(copies_for(case))]
         self.turn = 0
 
     def call(self, case):
@@ -150,9 +156,9 @@ class Weights:
 class Caches:
     """GroupQueryAttention with caches bound to past and present at once, as its own generation loop does."""
 
-    def __init__(self, case: Attention, threads: int):
+    def __init__(self, case: Attention):
         rng = np.random.default_rng(0)
-        self.session = session(attention_model(case), threads)
+        self.session = session(attention_model(case))
         count = copies_for(case) if case.tokens == 1 else 1
         shape = (1, case.kv_heads, case.context, case.head_size)
         narrow, wide = case.kv_heads * case.head_size, case.heads * case.head_size

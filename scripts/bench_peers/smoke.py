@@ -49,7 +49,7 @@ def exact_qmoe(case: QMoe, model, feeds):
     oracle = one_node(
         node, floats, [("y", feeds["x"].shape)], {}, (), [(n, inputs[n].shape) for n in ("w1", "w2", "z1", "z2")]
     )
-    return session(oracle, 1).run(["y"], inputs)
+    return session(oracle).run(["y"], inputs)
 
 
 def write_case(folder: Path, op: str, model: bytes, feeds: dict, outputs, tolerance: float):
@@ -87,7 +87,7 @@ def qmoe_cases(root: Path, rng):
                 expected = exact_qmoe(case, model, feeds)
                 write_case(root / "exact" / name, "QMoE", model, feeds, expected, EXACT)
                 # Both sides with int8 activations, each in its own way.
-                write_case(root / "fast" / name, "QMoE", model, feeds, session(model, 1).run(["y"], feeds), INT8)
+                write_case(root / "fast" / name, "QMoE", model, feeds, session(model).run(["y"], feeds), INT8)
 
 
 def other_cases(root: Path, rng):
@@ -100,7 +100,7 @@ def other_cases(root: Path, rng):
             "MatMulNBits",
             model,
             feeds,
-            session(model, 1).run(["y"], feeds),
+            session(model).run(["y"], feeds),
             EXACT,
         )
     case = Attention(16, 16, heads=8, kv_heads=2, head_size=64)
@@ -117,7 +117,7 @@ def other_cases(root: Path, rng):
     }
     model = attention_model(case)
     write_case(
-        root / "exact" / "gqa-prefill", "GroupQueryAttention", model, feeds, session(model, 1).run(None, feeds), EXACT
+        root / "exact" / "gqa-prefill", "GroupQueryAttention", model, feeds, session(model).run(None, feeds), EXACT
     )
 
 

@@ -144,7 +144,7 @@ impl Samples {
     }
 }
 
-impl<'a> Suite<'a> {
+impl Suite<'_> {
     /// Keeps the cases whose names `keep` wants.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.works.retain(|(_, w)| keep(&name(&w.labels())));

@@ -2,8 +2,48 @@
 //!
 //! Linux only; elsewhere the set is empty and binding does nothing. Called when a pool is made, never per region.
 
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
 /// A CPU as the operating system numbers it.
 pub type Cpu = usize;
+
+/// CPUs that pools of this process have threads bound to.
+static TAKEN: Mutex<BTreeSet<Cpu>> = Mutex::new(BTreeSet::new());
+
+/// CPUs that are one pool's own until it is dropped: two engines in one process must not spin on the same ones.
+#[derive(Debug)]
+pub(super) struct Reserved(Vec<Cpu>);
+
+impl Reserved {
+    /// `n` of the CPUs this process may use that no other pool has; `None` when there are not as many.
+    pub(super) fn take(n: usize) -> Option<Self> {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = choose(&allowed_cpus(), &taken, n)?;
+        taken.extend(&free);
+        Some(Self(free))
+    }
+
+    /// The CPUs, one a thread.
+    pub(super) fn cpus(&self) -> &[Cpu] {
+        &self.0
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|cpu| !self.0.contains(cpu));
+    }
+}
+
+/// The first `n` of `allowed` that are not in `taken`.
+fn choose(allowed: &[Cpu], taken: &BTreeSet<Cpu>, n: usize) -> Option<Vec<Cpu>> {
+    let free: Vec<Cpu> = allowed.iter().copied().filter(|cpu| !taken.contains(cpu)).take(n).collect();
+    (free.len() == n).then_some(free)
+}
 
 /// The CPUs the calling thread may run on: first one of every core, then their hyper-threads. Empty when unknown.
 pub fn allowed_cpus() -> Vec<Cpu> {
@@ -105,6 +145,19 @@ mod imp {
             .join()
             .unwrap();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_get_cpus_that_no_other_has() {
+        let taken = BTreeSet::from([0, 2]);
+        assert_eq!(choose(&[0, 4, 2, 6], &taken, 2), Some(vec![4, 6]));
+        assert_eq!(choose(&[0, 4, 2, 6], &taken, 3), None);
+        assert_eq!(choose(&[], &taken, 1), None);
     }
 }
 

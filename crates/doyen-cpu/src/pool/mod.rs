@@ -17,7 +17,7 @@ mod tests;
 
 pub use split::{Split, UnsafeSlice};
 
-use affinity::Cpu;
+use affinity::{Cpu, Reserved};
 use runs::Runs;
 use shared::{Shared, worker_main};
 use std::{
@@ -67,19 +67,19 @@ pub struct Pool {
     shared: Arc<Shared>,
     /// Workers 1.., in order.
     workers: Vec<JoinHandle<()>>,
-    /// The CPU meant for the caller, when the pool is pinned.
-    caller_cpu: Option<Cpu>,
+    /// A CPU for the caller and each worker, when the pool is pinned.
+    cpus: Option<Reserved>,
 }
 
 impl Pool {
     /// A pool of `threads`, the caller included, so that `threads - 1` are started.
     ///
     /// With `pin`, started workers are bound to one CPU each out of the set this process may use, whole cores before
-    /// their hyper-threads. Nothing is pinned when there are fewer CPUs than threads, or on systems other than Linux.
-    /// The caller's own thread is left alone (its children would inherit the binding); see [`Pool::pin_caller`].
+    /// their hyper-threads, and leave one for the caller, whose own thread is not bound (its children would inherit that).
+    /// Nothing is pinned when other pools of this process have left fewer CPUs than threads, or on systems other than Linux.
     ///
     /// # Errors
-    /// When there are more than 1024 threads are asked for, or the system refuses a thread or the binding.
+    /// When more than 1024 threads are asked for, or the system refuses a thread or the binding.
     pub fn new(threads: NonZeroUsize, pin: bool) -> Result<Self, PoolError> {
         let n = threads.get();
         if n > MAX_THREADS {
@@ -87,14 +87,13 @@ impl Pool {
         }
         let cpus = affinity::allowed_cpus();
         let oversubscribed = n > available_cpus(&cpus);
-        let pinned = pin && !oversubscribed && cpus.len() >= n;
+        let reserved = (pin && !oversubscribed).then(|| Reserved::take(n)).flatten();
         let shared = Arc::new(Shared::new(n - 1, !oversubscribed));
-        let caller_cpu = pinned.then(|| cpus[0]);
-        let mut pool = Self { shared, workers: Vec::with_capacity(n - 1), caller_cpu };
+        let mut pool = Self { shared, workers: Vec::with_capacity(n - 1), cpus: reserved };
         let (report, reports) = mpsc::channel();
         for worker in 1..n {
             let shared = Arc::clone(&pool.shared);
-            let cpu = cpus.get(worker).copied().filter(|_| pinned);
+            let cpu = pool.cpus.as_ref().map(|r| r.cpus()[worker]);
             let report = report.clone();
             let handle = thread::Builder::new()
                 .name(format!("doyen-{worker}"))
@@ -120,23 +119,6 @@ impl Pool {
     /// Number of threads, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
-    }
-
-    /// Whether workers are bound to CPUs.
-    pub fn is_pinned(&self) -> bool {
-        self.caller_cpu.is_some()
-    }
-
-    /// Binds the calling thread to the CPU the pool kept for worker 0; does nothing when the pool is not pinned.
-    ///
-    /// For a thread that does nothing but run regions of this pool: threads started from it later inherit the binding.
-    ///
-    /// # Errors
-    /// When the system refuses the binding.
-    pub fn pin_caller(&self) -> Result<(), PoolError> {
-        self.caller_cpu.map_or(Ok(()), |cpu| {
-            affinity::pin_current(cpu).map_err(|source| PoolError::Pin { worker: 0, cpu, source })
-        })
     }
 
     /// Calls `f(worker)` once for each worker `0 .. threads()`, in parallel, and returns when all are done.

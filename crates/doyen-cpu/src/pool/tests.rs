@@ -140,25 +140,29 @@ fn oversubscription_finishes() {
 
 #[test]
 fn pinning_binds_workers_to_distinct_cpus() {
-    let cpus = affinity::allowed_cpus();
-    let threads = cpus.len().max(1);
-    let pinned = Pool::new(NonZeroUsize::new(threads).unwrap(), true).unwrap();
-    assert_eq!(pinned.is_pinned(), !cpus.is_empty());
-    if !cpus.is_empty() {
-        thread::scope(|s| {
-            s.spawn(|| {
-                pinned.pin_caller().unwrap();
-                // Shares that wait for each other cannot be taken over.
-                let all = std::sync::Barrier::new(threads);
-                pinned.run(&|w| {
-                    all.wait();
-                    assert_eq!(affinity::allowed_cpus(), vec![cpus[w]]);
-                });
-            });
-        });
+    let allowed = affinity::allowed_cpus();
+    let threads = allowed.len().max(1);
+    let new = |n: usize| Pool::new(NonZeroUsize::new(n).unwrap(), true).unwrap();
+    let mut pinned = new(threads);
+    // Pools of other tests may have the CPUs for a while.
+    while pinned.cpus.is_none() && !allowed.is_empty() {
+        drop(pinned);
+        thread::yield_now();
+        pinned = new(threads);
     }
-    let too_many = Pool::new(NonZeroUsize::new(threads + 1).unwrap(), true).unwrap();
-    assert!(!too_many.is_pinned());
+    if let Some(reserved) = &pinned.cpus {
+        assert_eq!(reserved.cpus(), allowed);
+        // Shares that wait for each other cannot be taken over.
+        let all = std::sync::Barrier::new(threads);
+        pinned.run(&|w| {
+            all.wait();
+            if w > 0 {
+                assert_eq!(affinity::allowed_cpus(), [reserved.cpus()[w]]);
+            }
+        });
+        assert!(new(1).cpus.is_none(), "all are taken");
+    }
+    assert!(new(threads + 1).cpus.is_none());
 }
 
 #[test]

@@ -178,8 +178,13 @@ impl Report {
 
     fn memory_notes(&self) -> Vec<String> {
         let (threads, best) = self.best();
+        let decode = if self.isa == Isa::Scalar {
+            "memory would limit decode to"
+        } else {
+            "decode is limited by memory:"
+        };
         let mut notes = vec![format!(
-            "decode is limited by memory: {:.1} GB/s with {threads} thread{}, so a token that moves 1 GB takes at least {:.1} ms",
+            "{decode} {:.1} GB/s with {threads} thread{}, so a token that moves 1 GB takes at least {:.1} ms",
             best / 1e9,
             if threads == 1 { "" } else { "s" },
             1e12 / best
