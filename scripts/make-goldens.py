@@ -197,6 +197,53 @@ FAMILIES = {
     ),
 }
 
+DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e5,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+SHORT = {"num_hidden_layers": 3, "head_dim": None, "hidden_size": 64, "tie_word_embeddings": True}
+FAMILIES |= {
+    "qwen3_5": ("Qwen3_5TextConfig", {**DELTA, "linear_num_value_heads": 2}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **DELTA,
+            "linear_num_value_heads": 6,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "intermediate_size": None,
+        },
+    ),
+    "lfm2": ("Lfm2Config", {**SHORT, "conv_bias": True, "conv_L_cache": 4, "layer_types": ["conv", "full_attention", "conv"],
+                            "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.5}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **SHORT,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+}
+
 
 def build(family, seed):
     name, fields = FAMILIES[family]

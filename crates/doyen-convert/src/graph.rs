@@ -52,6 +52,8 @@ pub(crate) fn assemble(
         let x = stream.next(&mut b, layer.norms.before_mixer.map(|n| format!("{at}.{n}")))?;
         let mixed = match &layer.mixer {
             Mixer::Attention(a) => b.attention(i, a, x, shared, formats)?,
+            Mixer::DeltaNet(d) => b.delta_net(i, d, x, formats)?,
+            Mixer::ShortConv(c) => b.short_conv(i, *c, x, formats)?,
         };
         stream.add(&mut b, &at, layer.norms.after_mixer, "mixer", mixed)?;
         let x = stream.next(&mut b, layer.norms.before_ffn.map(|n| format!("{at}.{n}")))?;
@@ -64,7 +66,7 @@ pub(crate) fn assemble(
         };
         stream.add(&mut b, &at, layer.norms.after_ffn, "ffn", out)?;
     }
-    let x = stream.last(&mut b, "model.norm")?;
+    let x = stream.last(&mut b, config.final_norm)?;
     b.head(x, &embedding, options.lm_head, &base)?;
 
     let Builder { graph, store, checkpoint, mut notices, .. } = b;

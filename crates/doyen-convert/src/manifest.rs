@@ -2,7 +2,7 @@
 
 use crate::{
     ConvertError,
-    config::{Ffn, ModelConfig},
+    config::{Ffn, Mixer, ModelConfig},
     options::{ExpertWidths, LayerFormats, Options, TABLE_WIDTH, Width},
 };
 use serde_json::{Map, Value, json};
@@ -24,6 +24,23 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
     // The form has one place for all layers.
     let (heads, kv_heads, head_dim) =
         config.attentions().next().map_or((0, 0, 0), |(_, a)| (a.heads, a.kv_heads, a.head_dim));
+    let mut inputs = json!({
+        "input_ids": "input_ids",
+        "attention_mask": "attention_mask",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
+    });
+    let mut outputs = json!({
+        "logits": "logits",
+        "present_key_names": "present.%d.key",
+        "present_value_names": "present.%d.value",
+    });
+    for (kind, has) in recurrent_states(config) {
+        if has {
+            inputs[format!("past_{kind}_names")] = format!("past.%d.{kind}").into();
+            outputs[format!("present_{kind}_names")] = format!("present.%d.{kind}").into();
+        }
+    }
     let mut model = Map::new();
     if let Some(bos) = tokens.bos {
         model.insert("bos_token_id".into(), bos.0.into());
@@ -36,17 +53,8 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
             "filename": "model.onnx",
             "head_size": head_dim,
             "hidden_size": config.hidden,
-            "inputs": {
-                "input_ids": "input_ids",
-                "attention_mask": "attention_mask",
-                "past_key_names": "past_key_values.%d.key",
-                "past_value_names": "past_key_values.%d.value",
-            },
-            "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
-            },
+            "inputs": inputs,
+            "outputs": outputs,
             "num_attention_heads": heads,
             "num_hidden_layers": config.layers.len(),
             "num_key_value_heads": kv_heads,
@@ -85,6 +93,15 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
     let mut out = format!("{:#}", json!({"model": model, "search": search})).into_bytes();
     out.push(b'\n');
     out
+}
+
+/// Kinds of states of fixed size, and whether a layer has one.
+fn recurrent_states(config: &ModelConfig) -> [(&'static str, bool); 2] {
+    let any = |is: fn(&Mixer) -> bool| config.layers.iter().any(|l| is(&l.mixer));
+    [
+        ("conv", any(|m| matches!(m, Mixer::DeltaNet(_) | Mixer::ShortConv(_)))),
+        ("recurrent", any(|m| matches!(m, Mixer::DeltaNet(_)))),
+    ]
 }
 
 /// What the manifest's form has no place for, as properties of the model: where it comes from and how it is stored.

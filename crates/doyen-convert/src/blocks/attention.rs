@@ -139,26 +139,37 @@ impl Builder<'_> {
         let format = Format { width, asked, layer: formats, part: Part::Attention };
         let input = (x, self.config.hidden);
         let pieces = Piece::of(&module, a.names.qkv, a.rows());
-        let apart = a.qk_norm.is_some() || a.clip.is_some();
+        let apart = a.qk_norm.is_some() || a.clip.is_some() || a.gated;
         let qkv = if apart || !self.stackable(&pieces, asked) {
-            let mut project = |name: &str, piece: &Piece| {
-                let name = format!("{module}.{name}");
-                self.linear(&name, std::slice::from_ref(piece), a.qkv_bias, input, format)
+            let [q, k, v] = pieces.map(|p| vec![p]);
+            let q = if a.gated { Self::half_of_heads(&q, a, 0) } else { q };
+            let mut project = |name: &str, pieces: &[Piece]| {
+                self.linear(&format!("{module}.{name}"), pieces, a.qkv_bias, input, format)
             };
-            let mut qkv = [
-                project("q_proj", &pieces[0])?,
-                project("k_proj", &pieces[1])?,
-                project("v_proj", &pieces[2])?,
-            ];
+            let mut qkv = [project("q_proj", &q)?, project("k_proj", &k)?, project("v_proj", &v)?];
             self.prepare(&module, a, shared.positions, &mut qkv)?;
             qkv.map(Some)
         } else {
             let stack = format!("{module}.qkv_proj");
             [Some(self.linear(&stack, &pieces, a.qkv_bias, input, format)?), None, None]
         };
-        let out = self.group_query(layer, a, qkv, shared)?;
+        let mut out = self.group_query(layer, a, qkv, shared)?;
+        if a.gated {
+            let gate = Self::half_of_heads(&Piece::of(&module, a.names.qkv, a.rows()), a, 1);
+            let gate = self.linear(&format!("{module}.gate_proj"), &gate, a.qkv_bias, input, format)?;
+            let at = scope(&module);
+            let gate = self.node(&format!("{at}/gate"), ("", "Sigmoid"), [], &[Some(gate)])?;
+            out = self.node(&at, ("", "Mul"), [], &[Some(out), Some(gate)])?;
+        }
         let output = format!("{module}.{}", a.names.output);
         self.project(&output, self.config.hidden, a.output_bias, (out, a.rows()[0]), format)
+    }
+
+    /// The first or second half of every head of a query projection that holds two values for each.
+    fn half_of_heads(query: &[Piece], a: &Attention, half: usize) -> Vec<Piece> {
+        let module = query.first().map_or("", |p| &p.module);
+        let rows = half * a.head_dim..(half + 1) * a.head_dim;
+        Piece::of_heads(module, (a.heads, 2 * a.head_dim), &rows)
     }
 
     /// Norms and limits of queries, keys and values.

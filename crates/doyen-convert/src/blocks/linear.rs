@@ -43,6 +43,17 @@ impl Piece {
         Self { module: module.into(), total: rows, rows: 0..rows }
     }
 
+    /// Of a tensor with `each` rows for every one of `heads`, these rows of each head.
+    pub(crate) fn of_heads(module: &str, (heads, each): (usize, usize), rows: &Range<usize>) -> Vec<Self> {
+        (0..heads)
+            .map(|h| Self {
+                module: module.to_owned(),
+                total: heads * each,
+                rows: h * each + rows.start..h * each + rows.end,
+            })
+            .collect()
+    }
+
     /// The projections of one input with this many rows each, from below `module`.
     pub(crate) fn of<const N: usize>(module: &str, tensors: Tensors<N>, rows: [usize; N]) -> [Self; N] {
         let total = rows.iter().sum();

@@ -10,6 +10,7 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod recurrent;
 pub(crate) mod routing;
 
 use crate::{

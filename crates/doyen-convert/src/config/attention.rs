@@ -18,6 +18,8 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+    /// Whether the query projection holds, head by head, queries and then a gate, whose sigmoid is a factor on the output.
+    pub gated: bool,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Queries, keys and values are limited to this magnitude after projection.
@@ -112,6 +114,7 @@ impl Attention {
             head_dim,
             qkv_bias: false,
             output_bias: false,
+            gated: false,
             qk_norm: None,
             clip: None,
             rope: Some(rope(f, head_dim)?),

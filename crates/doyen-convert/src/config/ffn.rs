@@ -70,11 +70,11 @@ impl Activation {
 impl Mlp {
     /// Llama's feed-forward: what families start from.
     pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
-        Ok(Self {
-            names: MlpNames::LLAMA,
-            intermediate: f.size("intermediate_size")?,
-            bias: false,
-            activation: Activation::read(f)?,
-        })
+        Self::of(f, f.size("intermediate_size")?)
+    }
+
+    /// Llama's feed-forward of this many rows.
+    pub(super) fn of(f: &Fields, intermediate: usize) -> Result<Self, ConvertError> {
+        Ok(Self { names: MlpNames::LLAMA, intermediate, bias: false, activation: Activation::read(f)? })
     }
 }

@@ -5,6 +5,7 @@
 //! | `family` | the architectures with a recipe, one function each |
 //! | `attention`, `ffn`, `experts`, `rope` | the parts of a layer: types, and how their fields are read |
 //! | `quantization` | how the checkpoint's weights are stored |
+//! | `recurrent` | mixers with a state of fixed size |
 //! | `windows` | which layers see a window only |
 //! | `fields` | typed access, and which fields were read |
 //! | `unread` | what is done about fields that no recipe read |
@@ -19,6 +20,7 @@ mod family;
 mod ffn;
 mod fields;
 mod quantization;
+mod recurrent;
 mod rope;
 mod tokens;
 mod unread;
@@ -31,6 +33,7 @@ pub use family::architectures;
 pub use ffn::{Activation, Mlp, MlpNames};
 pub(crate) use fields::{Fields, Given};
 pub use quantization::Quantization;
+pub use recurrent::{DeltaNet, DeltaProjections, ShortConv};
 pub use rope::{Rope, RopeScaling};
 pub use tokens::SpecialTokens;
 
@@ -60,6 +63,8 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// Factor on what a mixer or feed-forward adds to the residual stream; 1 for none.
     pub residual_scale: f32,
+    /// Module of the norm after the last layer.
+    pub final_norm: &'static str,
     /// Output projection.
     pub head: Head,
     /// The layers, first to last.
@@ -144,6 +149,10 @@ impl LayerNorms {
 pub enum Mixer {
     /// Attention over cached keys and values of heads.
     Attention(Attention),
+    /// Linear attention with the gated delta rule behind a convolution.
+    DeltaNet(DeltaNet),
+    /// A convolution between two products.
+    ShortConv(ShortConv),
 }
 
 /// What works on each token alone.
@@ -201,6 +210,7 @@ impl ModelConfig {
                 eps: f.positive_float("rms_norm_eps", Some(1e-6))? as f32,
                 zero_centred: false,
             },
+            final_norm: "model.norm",
             embedding_scale: 1.0,
             residual_scale: 1.0,
             head: Head {
@@ -218,14 +228,16 @@ impl ModelConfig {
 
     /// The attentions of the layers that have one, first to last, with their layer.
     pub fn attentions(&self) -> impl Iterator<Item = (usize, &Attention)> {
-        self.layers.iter().enumerate().map(|(i, l)| match &l.mixer {
-            Mixer::Attention(a) => (i, a),
+        self.layers.iter().enumerate().filter_map(|(i, l)| match &l.mixer {
+            Mixer::Attention(a) => Some((i, a)),
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         })
     }
 
     fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut Attention)> {
-        self.layers.iter_mut().enumerate().map(|(i, l)| match &mut l.mixer {
-            Mixer::Attention(a) => (i, a),
+        self.layers.iter_mut().enumerate().filter_map(|(i, l)| match &mut l.mixer {
+            Mixer::Attention(a) => Some((i, a)),
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         })
     }
 

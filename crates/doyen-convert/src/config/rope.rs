@@ -189,7 +189,15 @@ fn stretched(p: &Fields, theta: f64, dim: usize) -> Result<Option<f64>, ConvertE
 
 impl RopeScaling {
     fn read(config: &Fields, name: &str, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
-        const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+        // Sections of the frequencies for positions of time, height and width, which are one and the same in text.
+        const COMMON: [&str; 6] = [
+            "rope_type",
+            "type",
+            "rope_theta",
+            "partial_rotary_factor",
+            "mrope_section",
+            "mrope_interleaved",
+        ];
         let kind = match p.string("rope_type")? {
             Some(kind) => kind,
             None => p.string("type")?.unwrap_or("default"),

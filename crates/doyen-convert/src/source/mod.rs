@@ -122,6 +122,23 @@ impl Checkpoint {
         Ok(Weight::new(&stored, &entry, (rows, cols)))
     }
 
+    /// The tensor of this name and shape as a matrix `[rows, cols]` of as many values.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn take_as(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        matrix: (usize, usize),
+    ) -> Result<Weight, ConvertError> {
+        let (stored, entry) = self.entry(name, shape)?;
+        if let Some((expected, found)) = entry.dtype.unread() {
+            return Err(ConvertError::tensor(&stored, format!("expected {expected}, found {found}")));
+        }
+        Ok(Weight::new(&stored, &entry, matrix))
+    }
+
     /// The matrices `[rows, cols]` of the tensor `[count, rows, cols]` of this name, or `[count, cols, rows]` where they
     /// are stored transposed.
     ///

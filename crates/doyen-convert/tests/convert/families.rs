@@ -59,6 +59,8 @@ families!(
     granite_moe_shared,
     hunyuan_dense,
     hunyuan_moe,
+    lfm2,
+    lfm2_moe,
     mistral,
     mixtral,
     mixtral_fused,
@@ -68,5 +70,7 @@ families!(
     phi3_longrope,
     phimoe,
     qwen2_moe,
+    qwen3_5,
+    qwen3_5_moe,
     smollm3,
 );

@@ -29,7 +29,7 @@ fn package(checkpoint: &Path, options: &Options) -> (tempfile::TempDir, Package)
 
 /// One step: new tokens after a cache; logits `[n, vocab]` flat, and the cache after them.
 fn step(package: &Package, ids: &[i64], cache: &[(String, Tensor)]) -> (Vec<f32>, Vec<(String, Tensor)>) {
-    let past = cache[0].1.shape()[2];
+    let past = cache.iter().find(|(n, _)| n.ends_with(".key")).map_or(0, |(_, t)| t.shape()[2]);
     let mut inputs = vec![
         ("input_ids", Tensor::from_slice([1, ids.len()], ids).unwrap()),
         ("attention_mask", Tensor::from_slice([1, past + ids.len()], &vec![1i64; past + ids.len()]).unwrap()),
@@ -43,10 +43,13 @@ fn step(package: &Package, ids: &[i64], cache: &[(String, Tensor)]) -> (Vec<f32>
 fn empty_cache(package: &Package) -> Vec<(String, Tensor)> {
     let values = package.graph.inputs.iter().map(|&i| package.graph.value(i));
     values
-        .filter(|v| v.name.starts_with("past_key_values."))
+        .filter(|v| v.name.starts_with("past"))
         .map(|v| {
-            let dims = [1, v.fact.dim(1).known().unwrap(), 0, v.fact.dim(3).known().unwrap()];
-            (v.name.clone(), Tensor::from_f32(v.fact.dtype.unwrap(), dims, &[]).unwrap())
+            // Batch 1 and no past; states of fixed size are zeros.
+            let extent = |axis| if axis == 0 { 1 } else { v.fact.dim(axis).known().unwrap_or(0) };
+            let dims: Vec<usize> = (0..v.fact.rank().unwrap()).map(extent).collect();
+            let zeros = vec![0.0; dims.iter().product()];
+            (v.name.clone(), Tensor::from_f32(v.fact.dtype.unwrap(), dims, &zeros).unwrap())
         })
         .collect()
 }
@@ -140,6 +143,11 @@ fn glm4_moe() {
 #[test]
 fn gemma3() {
     golden("gemma3");
+}
+
+#[test]
+fn qwen3_next() {
+    golden("qwen3_next");
 }
 
 /// One prompt and a few tokens: the interpreter is slow on purpose.

@@ -8,6 +8,7 @@ mod gemma;
 mod glm;
 mod gpt_oss;
 mod granite;
+mod hybrid;
 mod moe;
 mod qwen;
 
@@ -74,9 +75,16 @@ const FAMILIES: &[Family] = &[
     family("Ernie4_5_MoeForCausalLM", "ernie4_5", ERNIE, moe::ernie),
     family("HunYuanDenseV1ForCausalLM", "llama", &[EPS5], dense::hunyuan),
     family("HunYuanMoEV1ForCausalLM", "llama", &[EPS5], moe::hunyuan),
+    family("Qwen3NextForCausalLM", "qwen3_5_moe_text", QWEN3_NEXT, hybrid::qwen3_next),
+    family("Qwen3_5ForCausalLM", "qwen3_5_text", QWEN3_NEXT, hybrid::qwen3_5),
+    family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN3_NEXT, hybrid::qwen3_5_moe),
+    family("Lfm2ForCausalLM", "lfm2", LFM2, hybrid::lfm2),
+    family("Lfm2MoeForCausalLM", "lfm2_moe", LFM2, hybrid::lfm2_moe),
     family("Dots1ForCausalLM", "llama", &[("routed_scaling_factor", Number(1.0))], moe::dots1),
 ];
 
+const QWEN3_NEXT: &[(&str, Given)] = &[("head_dim", Count(256)), ("partial_rotary_factor", Number(0.25))];
+const LFM2: &[(&str, Given)] = &[TIED, ("rope_theta", Number(1e6))];
 const GELU: (&str, Given) = ("hidden_activation", Text("gelu_pytorch_tanh"));
 const GEMMA2: &[(&str, Given)] = &[
     GELU,

@@ -1,0 +1,130 @@
+//! Decoders in which most layers keep a state of fixed size: Qwen3-Next and Qwen3.5 (gated delta net), LFM2 (short
+//! convolution).
+
+use super::biased_attention;
+use crate::{
+    ConvertError,
+    config::{
+        Attention, AttentionNames, Correction, DeltaNet, DeltaProjections, ExpertNames, Fields, LayerNorms,
+        Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared, ShortConv, Tensors,
+        recurrent::layers_of,
+    },
+};
+
+/// Experts with a shared one behind a sigmoid gate, projections of the delta net in two tensors.
+pub(super) fn qwen3_next(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = delta_hybrid(f, DeltaProjections::ByKeyHead)?;
+    let moe = experts(f, f.flag("norm_topk_prob", true)?)?;
+    let step = f.optional_size("decoder_sparse_step")?.unwrap_or(1);
+    let dense = f.indices("mlp_only_layers")?;
+    if let Some(i) = dense.iter().find(|&&i| i >= c.layers.len()) {
+        return Err(f.wrong("mlp_only_layers", i, format!("layers 0 to {}", c.layers.len() - 1)));
+    }
+    c.set_moe(&moe, |i| (i + 1).is_multiple_of(step) && !dense.contains(&i));
+    Ok(c)
+}
+
+/// Dense, a tensor for each projection.
+pub(super) fn qwen3_5(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    delta_hybrid(f, DeltaProjections::Apart)
+}
+
+/// Experts in every layer.
+pub(super) fn qwen3_5_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = delta_hybrid(f, DeltaProjections::Apart)?;
+    let moe = experts(f, true)?;
+    c.set_moe(&moe, |_| true);
+    Ok(c)
+}
+
+fn experts(f: &Fields, normalize: bool) -> Result<Moe, ConvertError> {
+    let mut moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
+    moe.routing = Routing { normalize, ..Routing::SOFTMAX };
+    let intermediate = f.size("shared_expert_intermediate_size")?;
+    let mlp = Mlp { names: MlpNames::at("mlp.shared_expert"), ..Mlp::of(f, intermediate)? };
+    moe.shared = Some(Shared { mlp, gate: Some("mlp.shared_expert_gate") });
+    Ok(moe)
+}
+
+/// Norms centred on zero, gated attention with partial rotation in every so many layers, delta nets in the others.
+fn delta_hybrid(f: &Fields, projections: DeltaProjections) -> Result<ModelConfig, ConvertError> {
+    if !f.flag("attn_output_gate", true)? {
+        return Err(f.wrong("attn_output_gate", false, "true, as the released code computes it"));
+    }
+    let attention = Attention { qk_norm: Some(QkNorm::Heads), gated: true, ..biased_attention(f)? };
+    let intermediate = f.optional_size("intermediate_size")?.or(f.optional_size("moe_intermediate_size")?);
+    let mut c = ModelConfig::plain(f, attention, Mlp::of(f, intermediate.unwrap_or(1))?)?;
+    c.norm.zero_centred = true;
+    let layers = c.layers.len();
+    let interval = f.optional_size("full_attention_interval")?.unwrap_or(4);
+    let linear = layers_of(f, layers, "linear_attention")?
+        .unwrap_or_else(|| (0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect());
+    let delta = DeltaNet::read(f, projections)?;
+    for (layer, _) in c.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
+        layer.mixer = Mixer::DeltaNet(delta);
+    }
+    Ok(c)
+}
+
+/// Layers named by `layer_types` or `full_attn_idxs`; a feed-forward of two thirds of the given size, rounded up.
+pub(super) fn lfm2(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let size = f.optional_size("block_ff_dim")?.map_or_else(|| f.size("intermediate_size"), Ok)?;
+    let multiple = f.optional_size("block_multiple_of")?.unwrap_or(256);
+    let factor = f.positive_float("block_ffn_dim_multiplier", Some(1.0))?;
+    let intermediate = if f.flag("block_auto_adjust_ff_dim", true)? {
+        ((factor * (2 * size / 3) as f64) as usize).next_multiple_of(multiple)
+    } else {
+        size
+    };
+    lfm2_layers(f, intermediate)
+}
+
+/// The first layers dense, experts chosen by sigmoid scores with a correction in the others.
+pub(super) fn lfm2_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = lfm2_layers(f, f.size("intermediate_size")?)?;
+    let moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
+    let corrected = f.flag("use_expert_bias", true)?;
+    let routing = Routing {
+        score: Score::Sigmoid,
+        correction: corrected.then_some(Correction { tensor: "expert_bias", row: false }),
+        groups: None,
+        normalize: f.flag("norm_topk_prob", true)?,
+        scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
+    };
+    let names = ExpertNames { each: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
+    let dense = f.count("num_dense_layers", 2)?;
+    c.set_moe(&Moe { modules: &["feed_forward"], names, routing, ..moe }, |i| i >= dense);
+    Ok(c)
+}
+
+fn lfm2_layers(f: &Fields, intermediate: usize) -> Result<ModelConfig, ConvertError> {
+    const NAMES: AttentionNames =
+        AttentionNames { output: "out_proj", norms: ["q_layernorm", "k_layernorm"], ..AttentionNames::LLAMA };
+    let attention = Attention { names: NAMES, qk_norm: Some(QkNorm::Heads), ..Attention::read(f)? };
+    let names = MlpNames { module: "feed_forward", gate_up: Tensors::Each(["w1", "w3"]), down: "w2" };
+    let mut c = ModelConfig::plain(f, attention, Mlp { names, ..Mlp::of(f, intermediate)? })?;
+    c.norm.eps = f.positive_float("norm_eps", Some(1e-5))? as f32;
+    c.final_norm = "model.embedding_norm";
+    c.head.tied = f.flag("tie_embedding", c.head.tied)?;
+    let layers = c.layers.len();
+    let conv = match layers_of(f, layers, "conv")? {
+        Some(conv) => conv,
+        None if f.value("full_attn_idxs").is_none() => vec![false; layers],
+        None => {
+            let attends = f.indices("full_attn_idxs")?;
+            (0..layers).map(|i| !attends.contains(&i)).collect()
+        }
+    };
+    let short = ShortConv::read(f)?;
+    for (layer, conv) in c.layers.iter_mut().zip(conv) {
+        layer.norms = LayerNorms {
+            before_mixer: Some("operator_norm"),
+            before_ffn: Some("ffn_norm"),
+            ..LayerNorms::PRE
+        };
+        if conv {
+            layer.mixer = Mixer::ShortConv(short);
+        }
+    }
+    Ok(c)
+}
