@@ -138,7 +138,7 @@ def main() -> int:
     try:
         with revisions.only_here(args.cache):
             return compare(args)
-    except Trouble as e:
+    except (Trouble, OSError) as e:
         say(f"bench-compare: {e}")
         return 2
     except KeyboardInterrupt:

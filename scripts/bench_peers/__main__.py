@@ -7,7 +7,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from . import chart, llama, mixed, models, operators, ort_ops, report, smoke
+from . import llama
 
 ROOT = Path(__file__).resolve().parents[2]
 EPILOG = """\
@@ -57,6 +57,9 @@ def arguments():
 
 def main():
     args = arguments()
+    # After the arguments: help needs none of the packages that these do.
+    from . import chart, mixed, models, operators, ort_ops, report, smoke
+
     args.versions = {p: version(p) for p in ("onnxruntime", "onnxruntime-genai", "gguf")}
     args.versions |= {"llama.cpp": llama.PACKAGE}
     if args.what == "setup":

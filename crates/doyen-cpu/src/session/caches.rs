@@ -22,7 +22,7 @@ impl Store {
         let bytes = layout.rows().checked_mul(ty.row_bytes(layout.head_size));
         let bytes =
             bytes.ok_or_else(|| DeviceError::Step("the kv cache overflows the address space".into()))?;
-        Ok(Self { layout, ty, memory: Memory::new(bytes, "kv cache")? })
+        Ok(Self { layout, ty, memory: Memory::filling(bytes, "kv cache")? })
     }
 
     pub(crate) fn view<'a>(&'a self, scales: KvScales<'a>) -> Result<KvStore<'a>, String> {

@@ -25,8 +25,21 @@ impl Memory {
     /// # Errors
     /// When the system has no such memory; `what` says what for.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self, DeviceError> {
+        Self::with(len, len >= HUGE, what)
+    }
+
+    /// As [`Memory::new`], for what fills from the front and may never be full: in huge pages only where one of them is a small part
+    /// of it. (In huge pages throughout, a prompt of one word took 120 MiB of a small model's caches.)
+    ///
+    /// # Errors
+    /// As [`Memory::new`].
+    pub(crate) fn filling(len: usize, what: &str) -> Result<Self, DeviceError> {
+        Self::with(len, len >= 16 * HUGE, what)
+    }
+
+    fn with(len: usize, huge: bool, what: &str) -> Result<Self, DeviceError> {
         let error = || DeviceError::Memory { what: what.to_owned(), bytes: ByteCount(len as u64) };
-        let room = if len < HUGE { 0 } else { HUGE };
+        let room = if huge { HUGE } else { 0 };
         let map = MmapMut::map_anon(len.max(1).checked_add(room).ok_or_else(error)?).map_err(|_| error())?;
         #[cfg(target_os = "linux")]
         if room > 0 {
