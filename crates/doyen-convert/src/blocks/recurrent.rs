@@ -137,14 +137,13 @@ impl Builder<'_> {
         let joined =
             self.ints(&format!("/model/constants/ints/0,0,{}", heads * dim), &[0, 0, (heads * dim) as i64])?;
         let name = format!("/model/constants/unit/{dim}");
-        let weight = match self.graph.find(&name) {
-            Some(weight) => weight,
-            None => {
-                let values = vec![1.0 / (dim as f32).sqrt(); dim];
-                let tensor = Tensor::from_f32(self.dtype.dtype(), [dim], &values)
-                    .map_err(|e| doyen_graph::ir::GraphError::Graph(e.to_string()))?;
-                self.graph.add_constant(&name, tensor)
-            }
+        let weight = if let Some(weight) = self.graph.find(&name) {
+            weight
+        } else {
+            let values = vec![1.0 / (dim as f32).sqrt(); dim];
+            let tensor = Tensor::from_f32(self.dtype.dtype(), [dim], &values)
+                .map_err(|e| doyen_graph::ir::GraphError::Graph(e.to_string()))?;
+            self.graph.add_constant(&name, tensor)
         };
         let attrs = [
             ("axis", (-1i64).into()),

@@ -5,6 +5,7 @@ use crate::ConvertError;
 
 /// Attention dimensions and variations of one layer.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a part of its own that a layer has or has not")]
 pub struct Attention {
     /// Tensor names.
     pub names: AttentionNames,

@@ -146,6 +146,7 @@ impl LayerNorms {
 
 /// What moves information between tokens.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "one a layer, while a checkpoint is converted")]
 pub enum Mixer {
     /// Attention over cached keys and values of heads.
     Attention(Attention),

@@ -29,7 +29,8 @@ fn package(checkpoint: &Path, options: &Options) -> (tempfile::TempDir, Package)
 
 /// One step: new tokens after a cache; logits `[n, vocab]` flat, and the cache after them.
 fn step(package: &Package, ids: &[i64], cache: &[(String, Tensor)]) -> (Vec<f32>, Vec<(String, Tensor)>) {
-    let past = cache.iter().find(|(n, _)| n.ends_with(".key")).map_or(0, |(_, t)| t.shape()[2]);
+    let past =
+        cache.iter().find(|(n, _)| n.rsplit('.').next() == Some("key")).map_or(0, |(_, t)| t.shape()[2]);
     let mut inputs = vec![
         ("input_ids", Tensor::from_slice([1, ids.len()], ids).unwrap()),
         ("attention_mask", Tensor::from_slice([1, past + ids.len()], &vec![1i64; past + ids.len()]).unwrap()),

@@ -13,13 +13,18 @@ use crate::{
 /// Partial sums of a reduction.
 const LANES: usize = 32;
 
+/// Of x, the gate, the weight and epsilon, into a row.
+type GatedNorm = fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
+/// Of three rows, into a row.
+type OfThree = fn(&[f32], &[f32], &[f32], &mut [f32]);
+
 /// The kernels of one instruction set.
 #[derive(Debug, Clone, Copy)]
 pub struct Gated {
-    norm_silu: fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
-    norm_sigmoid: fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
+    norm_silu: GatedNorm,
+    norm_sigmoid: GatedNorm,
     add: fn(&[f32], &[f32], f32, &mut [f32]),
-    decay: fn(&[f32], &[f32], &[f32], &mut [f32]),
+    decay: OfThree,
     beta: fn(&[f32], &mut [f32]),
 }
 

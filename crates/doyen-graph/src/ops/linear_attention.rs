@@ -278,7 +278,9 @@ impl Step<'_> {
                 let decay = row(&self.decay, h, per_key);
                 for (i, s) in state.chunks_mut(dv).enumerate() {
                     let factor = decay[i % per_key].exp();
-                    s.iter_mut().for_each(|s| *s *= factor);
+                    for s in s.iter_mut() {
+                        *s *= factor;
+                    }
                 }
             }
             let mut delta = v;

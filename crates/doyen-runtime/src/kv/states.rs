@@ -60,6 +60,7 @@ impl StatePool {
     }
 
     /// Takes a sequence's slots back.
+    #[allow(clippy::needless_pass_by_value, reason = "who gives slots back has them no more")]
     pub(super) fn release(&mut self, state: SequenceState) {
         self.free.extend(state.slots.into_iter().flatten());
     }

@@ -21,13 +21,12 @@ fn is_parameter(op: &Op, index: usize) -> bool {
         | Op::Trilu(_)
         | Op::CumSum(_)
         | Op::Reduce(_) => index == 1,
-        Op::OnnxRotary(_) => (1..=2).contains(&index),
+        Op::OnnxRotary(_) | Op::CausalConv(_) => (1..=2).contains(&index),
         Op::Slice(_) | Op::Clip(_) | Op::MatMul(_) | Op::Gemm(_) | Op::Norm(_) | Op::MatMulNBits(_) => {
             index >= 1
         }
         Op::GatherBlockQuantized(_) => index != 1,
         Op::ContribRotary(_) | Op::MRotary(_) => (2..=3).contains(&index),
-        Op::CausalConv(_) => (1..=2).contains(&index),
         Op::Moe(_) | Op::SkipNorm(_) => index >= 2,
         Op::QMoe(_) => index >= 2 && index != 14,
         Op::GroupQueryAttention(_) => {
