@@ -113,7 +113,9 @@ impl Linear {
         let mut key = draw(1, key_heads * key_size);
         for k in key.chunks_mut(key_size) {
             let norm = k.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-3);
-            k.iter_mut().for_each(|v| *v /= norm);
+            for v in k.iter_mut() {
+                *v /= norm;
+            }
         }
         let decay = draw(3, kv_heads * if per_key { key_size } else { 1 });
         let beta = draw(4, if shared_beta { 1 } else { kv_heads });
