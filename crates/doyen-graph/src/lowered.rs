@@ -129,6 +129,10 @@ pub enum LOp {
     /// Causal convolution with a state. Inputs: `x [1,T,C]` and the constants `weight [C,1,k]` and, where there is one,
     /// `bias [C]`. Output as `x`.
     CausalConv(CausalConv),
+    /// Attention over latent rows that keys and values of all heads are projections of. Inputs: `q [1,T,N*(nope+rope)]`,
+    /// the new latent rows `[1,T,rank]`, their rotated channels that all heads share `[1,T,rope]`, then the operands of
+    /// the up-projection (MatMul or MatMulNBits) from its index 1 on, constants all. Output `[1,T,N*Dv]`.
+    LatentAttention(LatentAttention),
     /// Top-k routing. Inputs: router logits `[T,E]`, optional mixing weights `[T,E]`. Outputs: expert ids `i32 [T,k]`,
     /// weights `f32 [T,k]`.
     Route(Route),
@@ -191,6 +195,44 @@ impl Attention {
         }
         let (b, h) = (sequences, self.heads);
         Err(format!("attention_bias: expected [{b} or 1, {h} or 1, {new}, {total}] or more, found {dims:?}"))
+    }
+}
+
+/// Multi-head latent attention. A cached row is the latent row and the shared channels, `rank + rope` numbers. Key of
+/// head `h`: `nope` channels `U_h c` and the shared ones; value: `v_head_size` channels `V_h c`; rows of the
+/// up-projection are `U_0, V_0, U_1, ...`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentAttention {
+    /// Where its rows live: a group of one key head of `rank + rope` channels and no values.
+    pub slot: CacheSlot,
+    /// Heads N.
+    pub heads: usize,
+    /// Channels of a latent row.
+    pub rank: usize,
+    /// Channels of a query or key head that come from the latent row.
+    pub nope: usize,
+    /// Channels of a query or key head after these, which are shared by all key heads.
+    pub rope: usize,
+    /// Channels of a value head.
+    pub v_head_size: usize,
+    /// Factor on q.k.
+    pub scale: f32,
+    /// `softcap * tanh(s / softcap)` before the mask, when positive.
+    pub softcap: f32,
+    /// Visible keys including the query's own, when limited.
+    pub window: Option<usize>,
+    /// Whether a query sees only keys at or before its position.
+    pub causal: bool,
+    /// The up-projection's operator.
+    pub up: Op,
+}
+
+impl LatentAttention {
+    /// The positions that a query at `position` sees, of `rows`.
+    pub fn sight(&self, position: usize, rows: usize) -> std::ops::Range<usize> {
+        let end = if self.causal { position + 1 } else { rows };
+        let start = (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX));
+        start.min(end)..end
     }
 }
 
@@ -260,7 +302,7 @@ pub struct CacheGroup {
     pub kv_heads: usize,
     /// Channels of a key head.
     pub k_head_size: usize,
-    /// Channels of a value head.
+    /// Channels of a value head; 0 where values are made of the keys' rows.
     pub v_head_size: usize,
     /// How rows are stored.
     pub format: KvFormat,
@@ -306,7 +348,10 @@ pub struct Lowered {
 impl LOp {
     /// Whether it keeps something of a sequence from step to step.
     pub const fn owns_state(&self) -> bool {
-        matches!(self, Self::Attention(_) | Self::LinearAttention(_) | Self::CausalConv(_))
+        matches!(
+            self,
+            Self::Attention(_) | Self::LatentAttention(_) | Self::LinearAttention(_) | Self::CausalConv(_)
+        )
     }
 }
 
@@ -326,17 +371,24 @@ impl Lowered {
         &self.constants[id.index()]
     }
 
-    /// Positions that the rotary caches of all attentions have rows for; `None` where nothing rotates to running
-    /// positions. A longer context cannot run.
+    /// Positions that every table read by running positions has rows for: the rotary caches of attentions and of rotary
+    /// embeddings, and tables whose rows are gathered. `None` where there is none. A longer context cannot run.
     pub fn rotary_positions(&self) -> Option<usize> {
         const COS: usize = 3;
         const POSITIONS: usize = 10;
         let rows = self.nodes.iter().filter_map(|node| {
             let operand = |i: usize| node.inputs.get(i).copied().flatten();
-            match (&node.op, operand(COS), operand(POSITIONS)) {
-                (LOp::Attention(Attention { rotary: Some(_), .. }), Some(Operand::Const(cos)), None) => {
-                    self.constant(cos).data.shape().first().copied()
-                }
+            let running =
+                |i: usize| matches!(operand(i), Some(Operand::Value(v)) if Some(v) == self.positions);
+            let table = match &node.op {
+                LOp::Attention(Attention { rotary: Some(_), .. }) if operand(POSITIONS).is_none() => COS,
+                LOp::Op(Op::Gather(g)) if g.axis == 0 && running(1) => 0,
+                LOp::Op(Op::ContribRotary(_)) if running(1) => 2,
+                LOp::Op(Op::OnnxRotary(_)) if running(3) => 1,
+                _ => return None,
+            };
+            match operand(table) {
+                Some(Operand::Const(c)) => self.constant(c).data.shape().first().copied(),
                 _ => None,
             }
         });

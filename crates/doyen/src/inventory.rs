@@ -122,7 +122,15 @@ fn weights_of(graph: &Graph, node: &Node) -> Vec<Found> {
             };
             let projection = |kind, bits, first: usize, zero: usize| Found {
                 kind,
-                format: quantized(bits, block, has(node, zero), dtype_name(graph, node, first + 1)),
+                format: match op.kind {
+                    doyen_graph::ops::qmoe::Kind::Int => {
+                        quantized(bits, block, has(node, zero), dtype_name(graph, node, first + 1))
+                    }
+                    other => match block {
+                        Some(n) => format!("{} block {n}", other.name()),
+                        None => other.name().to_owned(),
+                    },
+                },
                 operands: vec![first, first + 1, first + 2, zero],
             };
             let mut found = vec![

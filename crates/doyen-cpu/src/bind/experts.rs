@@ -2,7 +2,7 @@
 
 use super::{
     Binder, Context, Kernel, cols, rows_at,
-    weights::{Floats, OwnedQuant, OwnedWeights},
+    weights::{Floats, OwnedMini, OwnedQuant, OwnedWeights},
 };
 use crate::{
     kernel::{
@@ -15,7 +15,11 @@ use crate::{
 use doyen_graph::{
     device::Limits,
     lowered::{Experts, LValue, Route},
-    ops::{Op, activation as theirs, moe::Moe, qmoe},
+    ops::{
+        Op, activation as theirs,
+        moe::Moe,
+        qmoe::{self, StoredMatrix},
+    },
 };
 use doyen_tensor::{ExpertId, FloatView, Tensor};
 
@@ -151,10 +155,17 @@ fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Sh
     let at = |i: usize| refs.get(i).copied().flatten();
     let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
     for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
-        let (Some(codes), Some(scales)) = (at(3 * i), at(3 * i + 1)) else { continue };
+        let (Some(codes), scales) = (at(3 * i), at(3 * i + 1)) else { continue };
         for e in (0..operands.experts as u32).map(ExpertId) {
-            let Some(m) = operands.matrix(stored, e) else { continue };
-            bank.weights[p as usize].push(OwnedWeights::Int(OwnedQuant::new(&m, codes, scales, at(9 + i))));
+            bank.weights[p as usize].push(match (operands.stored(stored, e), scales) {
+                (Some(StoredMatrix::Int(m)), Some(scales)) => {
+                    OwnedWeights::Int(OwnedQuant::new(&m, codes, scales, at(9 + i)))
+                }
+                (Some(StoredMatrix::Float(m)), scales) => {
+                    OwnedWeights::Mini(OwnedMini::new(&m, codes, scales))
+                }
+                _ => continue,
+            });
             if let (Some(view), Some(t)) = (operands.bias(stored, e), at(3 * i + 2)) {
                 bank.biases[p as usize].push(Floats::of_view(view, t));
             }

@@ -133,19 +133,29 @@ pub(super) fn nbits(b: &mut Binder<'_>, op: &MatMulNBits) -> Result<Option<Box<d
 /// MatMul with a constant matrix `[K,N]` on the right; anything else is left to the reference.
 pub(super) fn matmul(b: &mut Binder<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let (Some(x), Some(Operand::Const(c))) = (b.value(0), b.operand(1)) else { return Ok(None) };
-    let constant = &b.graph.constant(c).data;
-    let [k, n] = constant.shape()[..] else { return Ok(None) };
-    if k == 0 || cols(x) != Some(k) || x.dims.len() < 2 || x.dtype != doyen_tensor::DType::F32 {
+    let [k, _] = b.graph.constant(c).data.shape()[..] else { return Ok(None) };
+    if cols(x) != Some(k) || x.dims.len() < 2 || x.dtype != doyen_tensor::DType::F32 {
         return Ok(None);
     }
-    let weights = if let Some(w) = transposed(constant, n, k)? {
-        w
-    } else {
-        let Some(t) = b.constant(1)? else { return Ok(None) };
-        let values = Floats::of(&t).map_err(|e| e.to_string())?;
-        OwnedWeights::Float { rows: n, cols: k, orientation: Orientation::ColumnMajor, stride: n, values }
-    };
+    let Some(weights) = float_matrix(b, 1)? else { return Ok(None) };
     product(b, weights, None, Mode::Exact).map(Some)
+}
+
+/// Operand `i` as a constant matrix `[K,N]`; `None` when it is something else.
+pub(super) fn float_matrix(b: &mut Binder<'_>, i: usize) -> Result<Option<OwnedWeights>, String> {
+    let Some(Operand::Const(c)) = b.operand(i) else { return Ok(None) };
+    let constant = &b.graph.constant(c).data;
+    let [k, n] = constant.shape()[..] else { return Ok(None) };
+    if k == 0 {
+        return Ok(None);
+    }
+    if let Some(w) = transposed(constant, n, k)? {
+        return Ok(Some(w));
+    }
+    let Some(t) = b.constant(i)? else { return Ok(None) };
+    let values = Floats::of(&t).map_err(|e| e.to_string())?;
+    let orientation = Orientation::ColumnMajor;
+    Ok(Some(OwnedWeights::Float { rows: n, cols: k, orientation, stride: n, values }))
 }
 
 /// A constant that is the whole-row Transpose of contiguous `[N,K]` rows, read where it lies.

@@ -8,6 +8,7 @@ mod elementwise;
 mod embed;
 mod experts;
 mod gated;
+mod latent;
 pub(crate) mod linear;
 mod norm;
 mod recurrent;
@@ -94,6 +95,7 @@ impl<'a> Binder<'a> {
             LOp::Attention(a) => attention::bind(&mut self, a)?,
             LOp::LinearAttention(a) => recurrent::attention(&self, a)?,
             LOp::CausalConv(c) => recurrent::convolution(&mut self, c)?,
+            LOp::LatentAttention(a) => latent::bind(&mut self, a)?,
             LOp::Route(r) => experts::route(&self, r)?,
             LOp::Experts(e) => experts::bind(&mut self, e)?,
             LOp::SiluMul => elementwise::silu_mul(&self)?,

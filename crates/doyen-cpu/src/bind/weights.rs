@@ -4,7 +4,7 @@ use crate::kernel::linear::{FloatMatrix, Orientation, Weights};
 use bytes::Bytes;
 use doyen_tensor::{
     FloatType, FloatView, Tensor, TensorError,
-    format::{Bits, QuantMatrix, ZeroPoints},
+    format::{Bits, Element, MiniMatrix, MiniScales, QuantMatrix, ZeroPoints},
 };
 
 /// Float numbers that a node owns.
@@ -35,6 +35,7 @@ impl Floats {
 #[derive(Debug, Clone)]
 pub(super) enum OwnedWeights {
     Int(OwnedQuant),
+    Mini(OwnedMini),
     Float { rows: usize, cols: usize, orientation: Orientation, stride: usize, values: Floats },
 }
 
@@ -108,10 +109,73 @@ impl OwnedQuant {
     }
 }
 
+/// A matrix of small floats that a node owns.
+#[derive(Debug, Clone)]
+pub(super) struct OwnedMini {
+    rows: usize,
+    cols: usize,
+    element: Element,
+    codes: Bytes,
+    transposed: bool,
+    scales: OwnedMiniScales,
+    global: f32,
+}
+
+#[derive(Debug, Clone)]
+enum OwnedMiniScales {
+    None,
+    E8M0(Bytes),
+    E4M3(Bytes),
+    Tiles { values: Floats, tile: usize },
+}
+
+impl OwnedMini {
+    /// Owns what `m` looks at; the slices must lie in the given tensors.
+    pub(super) fn new(m: &MiniMatrix<'_>, codes: &Tensor, scales: Option<&Tensor>) -> Self {
+        let own = |s: &[u8]| scales.map_or_else(Bytes::new, |t| t.shared_bytes().slice_ref(s));
+        Self {
+            rows: m.rows,
+            cols: m.cols,
+            element: m.element,
+            codes: codes.shared_bytes().slice_ref(m.codes),
+            transposed: m.transposed,
+            scales: match (m.scales, scales) {
+                (MiniScales::E8M0(s), _) => OwnedMiniScales::E8M0(own(s)),
+                (MiniScales::E4M3(s), _) => OwnedMiniScales::E4M3(own(s)),
+                (MiniScales::Tiles { values, tile }, Some(t)) => {
+                    OwnedMiniScales::Tiles { values: Floats::of_view(values, t), tile }
+                }
+                (MiniScales::None | MiniScales::Tiles { .. }, _) => OwnedMiniScales::None,
+            },
+            global: m.global,
+        }
+    }
+
+    pub(super) fn view(&self) -> MiniMatrix<'_> {
+        MiniMatrix {
+            rows: self.rows,
+            cols: self.cols,
+            element: self.element,
+            codes: &self.codes,
+            transposed: self.transposed,
+            scales: match &self.scales {
+                OwnedMiniScales::None => MiniScales::None,
+                OwnedMiniScales::E8M0(s) => MiniScales::E8M0(s),
+                OwnedMiniScales::E4M3(s) => MiniScales::E4M3(s),
+                OwnedMiniScales::Tiles { values, tile } => {
+                    MiniScales::Tiles { values: values.view(), tile: *tile }
+                }
+            },
+            global: self.global,
+        }
+    }
+}
+
 impl OwnedWeights {
     pub(super) fn view(&self) -> Weights<'_> {
         match self {
             Self::Int(q) => Weights::Int(q.view()),
+            Self::Mini(m) => Weights::Mini(m.view()),
             Self::Float { rows, cols, orientation, stride, values } => Weights::Float(FloatMatrix {
                 rows: *rows,
                 cols: *cols,

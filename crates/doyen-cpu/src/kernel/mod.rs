@@ -11,6 +11,7 @@ pub mod elementwise;
 pub mod experts;
 pub mod gated;
 pub mod gather;
+pub mod latent;
 pub mod linear;
 mod math;
 mod multiversion;

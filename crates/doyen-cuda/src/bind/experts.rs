@@ -503,6 +503,9 @@ type Projections = [Option<Projection>; 3];
 
 /// QMoE's operands from its index 2 on: weights, scales and bias of each projection, then their zero points.
 fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<Projections, String> {
+    if op.kind != qmoe::Kind::Int {
+        return Err(format!("experts of quant_type {:?}: there is no kernel for them here", op.kind.name()));
+    }
     let operands = op.operands(refs).map_err(|e| e.to_string())?;
     let at = |i: usize| refs.get(i).copied().flatten();
     let mut found = [const { None }; 3];

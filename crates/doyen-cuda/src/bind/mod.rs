@@ -118,6 +118,9 @@ impl<'a> Binder<'a> {
                         .into(),
                 );
             }
+            LOp::LatentAttention(_) => {
+                return Err("attention over latent rows: there is no kernel for it here".into());
+            }
             LOp::Route(r) => experts::route(self, r)?,
             LOp::Experts(e) => experts::bind(self, e)?,
             LOp::SiluMul => elementwise::silu_mul(self)?,

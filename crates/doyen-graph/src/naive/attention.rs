@@ -15,6 +15,17 @@ pub struct Cache {
 }
 
 impl Cache {
+    /// Appends a row of keys alone.
+    pub(super) fn push_key<'v>(&mut self, row: impl Iterator<Item = &'v f32>) {
+        self.keys.extend(row);
+        self.rows += 1;
+    }
+
+    /// The rows of keys.
+    pub(super) fn keys(&self) -> &[f32] {
+        &self.keys
+    }
+
     /// Rows from tensors `[kv_heads, rows, head_size]` of the stored type: keys, values.
     ///
     /// # Errors

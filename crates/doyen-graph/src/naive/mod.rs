@@ -4,6 +4,7 @@
 //! lowered graph). Nothing is paged or planned here: a cache is a list of rows.
 
 mod attention;
+mod latent;
 mod recurrent;
 mod runner;
 
@@ -12,8 +13,8 @@ pub use runner::NaiveRunner;
 
 use crate::{
     lowered::{
-        Attention, CacheSlot, Experts, Extent, KvFormat, LNode, LOp, LValueId, Lowered, Operand, Route,
-        StateId,
+        Attention, CacheSlot, Experts, Extent, KvFormat, LNode, LOp, LValueId, LatentAttention, Lowered,
+        Operand, Route, StateId,
     },
     ops::{Op, route::Routing},
 };
@@ -195,6 +196,7 @@ impl Naive {
             LOp::LinearAttention(_) | LOp::CausalConv(_) => {
                 vec![self.recurrent(&node.op, &inputs, spans, &shapes[0])?]
             }
+            LOp::LatentAttention(a) => vec![self.latent_attention(a, &inputs, spans, &shapes[0])?],
             LOp::Route(r) => route(r, &inputs, &shapes)?,
             LOp::Experts(e) => vec![experts(e, &inputs)?],
             LOp::SiluMul => vec![silu_mul(&inputs)?],
@@ -223,6 +225,23 @@ impl Naive {
         for (row, s) in spans.iter().enumerate() {
             let cache = self.cache_mut(s.sequence, a.slot);
             y.extend(attend(a, format, cache, &operands, (row, s.first..s.first + s.len))?);
+        }
+        Tensor::from_slice(out.clone(), &y).map_err(text)
+    }
+}
+
+impl Naive {
+    fn latent_attention(
+        &mut self,
+        a: &LatentAttention,
+        inputs: &[Option<Tensor>],
+        spans: &[Span],
+        out: &Shape,
+    ) -> Result<Tensor, String> {
+        let operands = latent::Operands::new(a, inputs)?;
+        let mut y = Vec::with_capacity(out.iter().product());
+        for span in spans {
+            y.extend(latent::attend(a, self.cache_mut(span.sequence, a.slot), &operands, span));
         }
         Tensor::from_slice(out.clone(), &y).map_err(text)
     }

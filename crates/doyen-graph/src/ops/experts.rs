@@ -6,12 +6,16 @@ use super::activation::Activation;
 use super::args::{floats, zeros};
 use super::route::{Chosen, Routing};
 use super::{OpError, Trace, Traced};
-use doyen_tensor::{FloatView, Tensor, format::QuantMatrix};
+use doyen_tensor::{
+    FloatView, Tensor,
+    format::{MiniMatrix, QuantMatrix},
+};
 
 /// A weight matrix in any format, row by row.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rows<'a> {
     Quant(QuantMatrix<'a>),
+    Mini(MiniMatrix<'a>),
     Float { rows: usize, cols: usize, values: FloatView<'a> },
 }
 
@@ -50,6 +54,7 @@ impl Linear<'_> {
     fn shape(&self) -> (usize, usize) {
         match self.rows {
             Rows::Quant(m) => (m.rows, m.cols),
+            Rows::Mini(m) => (m.rows, m.cols),
             Rows::Float { rows, cols, .. } => (rows, cols),
         }
     }
@@ -62,6 +67,7 @@ impl Linear<'_> {
         for n in 0..rows {
             match self.rows {
                 Rows::Quant(m) => dequantize_row(&m, n, &mut row),
+                Rows::Mini(m) => m.dequantize_row(n, &mut row),
                 Rows::Float { values, .. } => {
                     row.iter_mut().enumerate().for_each(|(c, o)| *o = f64::from(values.get(n * cols + c)));
                 }

@@ -191,6 +191,7 @@ pub mod gqa;
 pub mod linear_attention;
 pub mod lp_norm;
 pub mod matmul_nbits;
+pub mod mha;
 pub mod moe;
 pub mod norm;
 pub mod qmoe;
@@ -294,6 +295,8 @@ ops! {
     LinearAttention(linear_attention::LinearAttention) "" [LinearAttention] "com.microsoft" [LinearAttention],
     /// Convolution over the tokens with a state.
     CausalConv(causal_conv::CausalConv) "" [CausalConvWithState] "com.microsoft" [CausalConvWithState],
+    /// Attention with a key and value head for every query head.
+    MultiHeadAttention(mha::MultiHeadAttention) "com.microsoft" [MultiHeadAttention],
     /// Rotary embedding, contrib form.
     ContribRotary(rotary::ContribRotary) "com.microsoft" [RotaryEmbedding],
     /// Rotary embedding, standard form.

@@ -261,6 +261,7 @@ const fn kind(op: &LOp) -> &'static str {
         LOp::Attention(_) => "attention",
         LOp::LinearAttention(_) => "linear attention",
         LOp::CausalConv(_) => "causal convolution",
+        LOp::LatentAttention(_) => "latent attention",
         LOp::Route(_) => "route",
         LOp::Experts(_) => "experts",
         LOp::SiluMul => "silu * up",

@@ -102,6 +102,7 @@ impl Matrices {
         (0..self.rows)
             .map(|n| {
                 let sum: f64 = match self.get(expert) {
+                    Weights::Mini(_) => unreachable!("no bank here has such weights"),
                     Weights::Float(m) => (0..self.cols).map(|k| f64::from(m.get(n, k)) * x[k]).sum(),
                     Weights::Int(m) => {
                         let mut w = vec![0.0; self.cols];

@@ -2,7 +2,7 @@
 
 use doyen_tensor::{
     FloatType, FloatView, TensorError,
-    format::{Bits, QuantMatrix, ZeroPoints},
+    format::{Bits, Element, MiniMatrix, QuantMatrix, ZeroPoints},
 };
 use std::fmt;
 
@@ -13,6 +13,15 @@ pub enum Format {
     Int {
         /// Code width.
         bits: Bits,
+        /// Columns that share a scale, at most `cols`.
+        block: usize,
+        /// Columns K.
+        cols: usize,
+    },
+    /// Floats of 4 and 8 bits with scales.
+    Mini {
+        /// What a code is.
+        element: Element,
         /// Columns that share a scale, at most `cols`.
         block: usize,
         /// Columns K.
@@ -33,7 +42,7 @@ impl Format {
     /// Columns K.
     pub const fn cols(self) -> usize {
         match self {
-            Self::Int { cols, .. } | Self::Float { cols, .. } => cols,
+            Self::Int { cols, .. } | Self::Mini { cols, .. } | Self::Float { cols, .. } => cols,
         }
     }
 }
@@ -46,6 +55,13 @@ impl fmt::Display for Format {
             }
             Self::Int { bits, block, cols } => {
                 write!(f, "int{} block {block} over {cols} columns", bits.get())
+            }
+            Self::Mini { element, block, cols } => {
+                let name = match element {
+                    Element::E2M1 => "e2m1",
+                    Element::E4M3 => "e4m3",
+                };
+                write!(f, "{name} block {block} over {cols} columns")
             }
             Self::Float { ty, orientation, cols } => {
                 write!(f, "{} {orientation:?} over {cols} columns", ty.dtype())
@@ -123,6 +139,8 @@ impl FloatMatrix<'_> {
 pub enum Weights<'a> {
     /// Integer blocks.
     Int(QuantMatrix<'a>),
+    /// Floats of 4 and 8 bits.
+    Mini(MiniMatrix<'a>),
     /// Float numbers.
     Float(FloatMatrix<'a>),
 }
@@ -132,6 +150,7 @@ impl Weights<'_> {
     pub const fn rows(&self) -> usize {
         match self {
             Self::Int(w) => w.rows,
+            Self::Mini(w) => w.rows,
             Self::Float(w) => w.rows,
         }
     }
@@ -140,6 +159,7 @@ impl Weights<'_> {
     pub const fn cols(&self) -> usize {
         match self {
             Self::Int(w) => w.cols,
+            Self::Mini(w) => w.cols,
             Self::Float(w) => w.cols,
         }
     }
@@ -148,6 +168,9 @@ impl Weights<'_> {
     pub fn format(&self) -> Format {
         match self {
             Self::Int(w) => Format::Int { bits: w.bits, block: w.block.min(w.cols), cols: w.cols },
+            Self::Mini(w) => {
+                Format::Mini { element: w.element, block: w.scales.block(w.cols).min(w.cols), cols: w.cols }
+            }
             Self::Float(w) => {
                 Format::Float { ty: w.values.float_type(), orientation: w.orientation, cols: w.cols }
             }
@@ -161,6 +184,7 @@ impl Weights<'_> {
     pub fn validate(&self) -> Result<(), TensorError> {
         match self {
             Self::Int(w) => w.validate(),
+            Self::Mini(w) => w.validate(),
             Self::Float(w) => w.validate(),
         }
     }
@@ -177,6 +201,7 @@ impl Weights<'_> {
                 };
                 w.rows * (w.row_bytes + w.blocks() * w.scales.float_type().size()) + zero
             }
+            Self::Mini(w) => (w.rows * w.cols).div_ceil(w.element.per_byte()) + w.scale_bytes(),
             Self::Float(w) => w.rows * w.cols * w.values.float_type().size(),
         }
     }

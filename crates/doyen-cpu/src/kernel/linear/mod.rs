@@ -1,6 +1,6 @@
 //! Matrix products with stored weights: `y[t, n] = sum_k x[t, k] * W[n, k] + bias[n]`.
 //!
-//! Weights are read as they lie in the file (2/4/8-bit blocks, f32, f16, bf16); activations are laid out to meet them
+//! Weights are read as they lie in the file (2/4/8-bit blocks, floats of 4 and 8 bits ([`mini`]), f32, f16, bf16); activations are laid out to meet them
 //! ([`super::quantize`]). Used by dense products, the head, the router and, expert by expert, by [`super::experts`].
 //!
 //! # Use
@@ -30,6 +30,7 @@ mod avx2_float;
 mod format;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod int;
+mod mini;
 mod output;
 mod scalar;
 mod select;

@@ -6,19 +6,21 @@
 use super::avx2_float;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::int;
-use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, scalar};
+use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, mini, scalar};
 use crate::{
     detect::Isa,
     kernel::quantize::{Layout, Prepared, aligned},
 };
 use doyen_tensor::{
     FloatType, FloatView,
-    format::{Bits, QuantMatrix},
+    format::{Bits, MiniMatrix, QuantMatrix},
 };
 use std::fmt;
 
 /// Rows of quantized weights times prepared tokens.
 pub(super) type IntFn = unsafe fn(&QuantMatrix<'_>, &Prepared<'_>, Option<FloatView<'_>>, &mut Columns<'_>);
+/// Rows of weights of small floats times prepared tokens.
+pub(super) type MiniFn = unsafe fn(&MiniMatrix<'_>, &Prepared<'_>, Option<FloatView<'_>>, &mut Columns<'_>);
 /// Rows of float weights times prepared tokens.
 pub(super) type FloatFn = unsafe fn(&FloatMatrix<'_>, &Prepared<'_>, Option<FloatView<'_>>, &mut Columns<'_>);
 
@@ -32,12 +34,17 @@ pub struct Kernel {
 #[derive(Debug, Clone, Copy)]
 enum Function {
     Int(IntFn, Mode),
+    Mini(MiniFn),
     Float(FloatFn),
 }
 
 impl Kernel {
     pub(super) const fn int(name: &'static str, mode: Mode, function: IntFn) -> Self {
         Self { name, function: Function::Int(function, mode) }
+    }
+
+    pub(super) const fn mini(name: &'static str, function: MiniFn) -> Self {
+        Self { name, function: Function::Mini(function) }
     }
 
     pub(super) const fn float(name: &'static str, function: FloatFn) -> Self {
@@ -59,6 +66,8 @@ impl Kernel {
             // SAFETY: the instruction set was proven by the token in the `Isa` that chose the kernel; the rest is the caller's promise.
             (Function::Int(f, _), Weights::Int(w)) => unsafe { f(w, acts, bias, out) },
             // SAFETY: as above.
+            (Function::Mini(f), Weights::Mini(w)) => unsafe { f(w, acts, bias, out) },
+            // SAFETY: as above.
             (Function::Float(f), Weights::Float(w)) => unsafe { f(w, acts, bias, out) },
             _ => unreachable!("the kind of weight was checked against the kernel's format"),
         }
@@ -72,7 +81,7 @@ impl fmt::Display for Kernel {
             Function::Int(_, Mode::Fast) => write!(f, "{}-fast", self.name),
             Function::Int(_, Mode::Fine) => write!(f, "{}-fine", self.name),
             Function::Int(_, Mode::Exact) => write!(f, "{}-exact", self.name),
-            Function::Float(_) => f.write_str(self.name),
+            Function::Mini(_) | Function::Float(_) => f.write_str(self.name),
         }
     }
 }
@@ -81,6 +90,7 @@ impl fmt::Display for Kernel {
 pub fn select(format: Format, mode: Mode, isa: Isa) -> Kernel {
     match format {
         Format::Int { bits, block, cols } => quantized(bits, block, cols, mode, isa),
+        Format::Mini { element, .. } => mini::kernel(element, mode, isa),
         Format::Float { ty, orientation, .. } => float(ty, orientation, isa),
     }
 }
@@ -111,8 +121,14 @@ fn float(ty: FloatType, orientation: Orientation, isa: Isa) -> Kernel {
 /// The activation layout of a format and mode.
 pub(super) const fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
     match (format, mode) {
-        (Format::Float { cols, .. }, _) | (Format::Int { cols, .. }, Mode::Exact) => Layout::plain(cols),
+        (Format::Float { cols, .. }, _)
+        | (Format::Int { cols, .. } | Format::Mini { cols, .. }, Mode::Exact) => Layout::plain(cols),
         (Format::Int { bits, block, cols }, Mode::Fast) => Layout::int8(cols, bits, block, 1, isa),
         (Format::Int { bits, block, cols }, Mode::Fine) => Layout::int8(cols, bits, block, 2, isa),
+        (Format::Mini { element, block, cols }, mode) if mini::takes_int8(element) => {
+            let terms = if matches!(mode, Mode::Fine) { 2 } else { 1 };
+            Layout::int8(cols, Bits::B4, block, terms, isa)
+        }
+        (Format::Mini { cols, .. }, _) => Layout::plain(cols),
     }
 }

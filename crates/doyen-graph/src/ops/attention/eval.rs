@@ -214,7 +214,7 @@ fn attend(
 }
 
 /// Probabilities; all zero where nothing is visible.
-fn softmax(s: &[f64]) -> Vec<f64> {
+pub(in super::super) fn softmax(s: &[f64]) -> Vec<f64> {
     let max = s.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if max == f64::NEG_INFINITY && !s.iter().any(|v| v.is_nan()) {
         return vec![0.0; s.len()];

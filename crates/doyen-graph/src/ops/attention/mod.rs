@@ -5,6 +5,8 @@ mod eval;
 #[cfg(test)]
 mod tests;
 
+pub(super) use eval::softmax;
+
 use super::args::{ACTIVATIONS, Want, dim, dim_of, expect, expect_rank, product, same_type};
 use super::util::{FLOATS, at_most, check_type, optional, required};
 use super::{OpDef, OpError, Trace, Traced};

@@ -7,7 +7,7 @@ use super::super::args::{
 };
 use super::super::quant::{Block, columns, packed};
 use super::super::util::{at_most, check_type, optional, required};
-use super::{Projection, QMoe};
+use super::{Projection, QMoe, float};
 use crate::ir::Fact;
 use doyen_tensor::{DType, format::Bits};
 
@@ -44,7 +44,7 @@ impl Projection {
     }
 }
 
-/// Inputs of the floating-point kinds.
+/// Inputs that integer kinds do not have.
 const FLOAT_KIND_INPUTS: [(usize, &str); 6] = [
     (15, "fc1_global_scale"),
     (16, "fc2_global_scale"),
@@ -87,6 +87,9 @@ pub(super) fn weights(
     hidden: Want,
     dtype: Option<DType>,
 ) -> Result<Sizes, OpError> {
+    if let Some(element) = op.kind.element() {
+        return float::weights(op, element, inputs, hidden, dtype);
+    }
     for (i, name) in FLOAT_KIND_INPUTS {
         if let Some(f) = optional(inputs, i) {
             return Err(OpError::input(name, "nothing with quant_type \"int\"", f.shape_text()));
@@ -121,12 +124,12 @@ pub(super) fn weights(
     Ok(sizes)
 }
 
-const fn factor(op: &QMoe, fc3: bool) -> usize {
+pub(super) const fn factor(op: &QMoe, fc3: bool) -> usize {
     op.activation.fusion(fc3).rows_per_value()
 }
 
 /// Whether FC3 is there; its other inputs and a fused FC1 must agree with that.
-fn fc3_present(op: &QMoe, inputs: &[Option<&Fact>]) -> Result<bool, OpError> {
+pub(super) fn fc3_present(op: &QMoe, inputs: &[Option<&Fact>]) -> Result<bool, OpError> {
     let names = Projection::Fc3.names();
     let present = optional(inputs, names.weights.1).is_some();
     if present && op.activation.is_fused(true) {

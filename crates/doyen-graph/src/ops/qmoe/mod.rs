@@ -1,33 +1,39 @@
-//! `com.microsoft::QMoE`: mixture of experts over integer-quantized weights (operator contract, section 1).
+//! `com.microsoft::QMoE`: mixture of experts over quantized weights (operator contract, section 1).
 //!
 //! * this file: attributes
-//! * `check`: the load-time checks of every input
+//! * `check`: the load-time checks of every input; `float`: those of the floating-point kinds
 //! * `operands`: the weight tensors as views, shared by the reference, the backends and the display
 //!
 //! Routing is in [`super::route`], the activation in [`super::activation`], the reference in `super::experts`.
 
 mod check;
+mod float;
+#[cfg(test)]
+mod float_tests;
 mod operands;
 #[cfg(test)]
 mod tests;
 
-pub use operands::{Operands, Projection};
+pub use float::Kind;
+pub use operands::{Operands, Projection, StoredMatrix};
 
 use super::activation::{Activation, Fusion};
-use super::quant::{AccuracyLevel, Block, bits, block_size};
+use super::quant::{AccuracyLevel, Block, bits};
 use super::route::Routing;
 use super::util::{optional, outputs_of, required};
 use super::{OpDef, OpError, Trace, Traced, experts};
 use crate::ir::{Attrs, Fact};
 use doyen_tensor::{Shape, Tensor, format::Bits};
 
-/// The integer mode of the operator.
+/// Mixture of experts over quantized weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QMoe {
     /// Top-k rule.
     pub routing: Routing,
     /// Between FC1 and FC2.
     pub activation: Activation,
+    /// What codes are.
+    pub kind: Kind,
     /// Code width of FC1.
     pub fc1_bits: Bits,
     /// Code width of FC2.
@@ -74,32 +80,28 @@ impl QMoe {
 
 impl OpDef for QMoe {
     fn parse(_: &str, _: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
-        match attrs.string("quant_type")?.as_deref() {
-            None | Some("int") => {}
-            Some(kind @ ("fp4" | "nvfp4" | "fp8" | "wfp4afp8")) => {
-                let found = format!("{kind:?}, a floating-point kind that this runtime does not have");
-                return Err(OpError::attribute("quant_type", "\"int\"", found));
-            }
-            Some(other) => {
-                return Err(OpError::attribute("quant_type", "\"int\"", format!("{other:?}")));
-            }
-        }
+        let kind = Kind::parse(attrs)?;
         let routing = Routing::parse(attrs)?;
         let activation = Activation::parse(attrs)?;
         let base = bits(attrs, "expert_weight_bits")?.unwrap_or(Bits::B4);
         let fc1_bits = bits(attrs, "fc1_expert_weight_bits")?.unwrap_or(base);
         let fc2_bits = bits(attrs, "fc2_expert_weight_bits")?.unwrap_or(base);
         let fc3_bits = bits(attrs, "fc3_expert_weight_bits")?.unwrap_or(base);
+        for (name, own) in [
+            ("expert_weight_bits", base),
+            ("fc1_expert_weight_bits", fc1_bits),
+            ("fc2_expert_weight_bits", fc2_bits),
+            ("fc3_expert_weight_bits", fc3_bits),
+        ] {
+            kind.check_width(name, own.get())?;
+        }
         let says_fused = matches!(activation, Activation::Swiglu(s) if s.fusion != Fusion::Separate);
         if says_fused && fc3_bits != fc1_bits {
             let expected = format!("{} as FC1, with fused SwiGLU", fc1_bits.get());
             let found = format!("{} (an absent attribute inherits expert_weight_bits)", fc3_bits.get());
             return Err(OpError::attribute("fc3_expert_weight_bits", expected, found));
         }
-        let block = match attrs.int("block_size")? {
-            Some(n) if n > 0 => Block::Blocks(block_size(n)?),
-            _ => Block::RowWise,
-        };
+        let block = kind.block(attrs.int("block_size")?)?;
         let weights_prepacked = match attrs.int("weights_prepacked")?.unwrap_or(-1) {
             0 => Prepacked::Raw,
             -1 => Prepacked::ProviderDefault,
@@ -112,6 +114,7 @@ impl OpDef for QMoe {
         Ok(Self {
             routing,
             activation,
+            kind,
             fc1_bits,
             fc2_bits,
             fc3_bits,

@@ -4,12 +4,12 @@ use super::super::OpError;
 use super::super::args::Want;
 use super::super::experts::{Expert, Linear, Rows};
 use super::super::quant::Block;
-use super::super::util::{fact_of, optional};
-use super::{QMoe, check};
+use super::super::util::{fact_of, optional, required};
+use super::{Kind, QMoe, check, float};
 use crate::ir::Fact;
 use doyen_tensor::{
     ExpertId, FloatView, Tensor,
-    format::{Bits, QuantMatrix, ZeroPoints},
+    format::{Bits, Element, MiniMatrix, MiniScales, QuantMatrix, ZeroPoints},
 };
 
 /// A projection of an expert.
@@ -45,12 +45,16 @@ pub struct Operands<'a> {
 struct Bank<'a> {
     rows: usize,
     cols: usize,
-    bits: Bits,
-    block: Block,
     codes: &'a [u8],
-    scales: FloatView<'a>,
     bias: Option<FloatView<'a>>,
-    zero_points: Option<&'a [u8]>,
+    stored: Stored<'a>,
+}
+
+/// What a bank's codes are, and what goes with them.
+#[derive(Debug, Clone, Copy)]
+enum Stored<'a> {
+    Int { bits: Bits, block: Block, scales: FloatView<'a>, zero_points: Option<&'a [u8]> },
+    Float { element: Element, transposed: bool, scales: MiniScales<'a>, globals: Option<FloatView<'a>> },
 }
 
 impl<'a> Operands<'a> {
@@ -68,39 +72,57 @@ impl<'a> Operands<'a> {
         for (slot, p) in banks.iter_mut().zip(Projection::ALL) {
             let names = p.names();
             let get = |i: usize| optional(inputs, i - 2);
-            let (Some(weights), Some(scales)) = (get(names.weights.1), get(names.scales.1)) else {
-                continue;
-            };
+            let Some(weights) = get(names.weights.1) else { continue };
             let fused = op.activation.fusion(get(8).is_some()).rows_per_value();
             let (rows, cols) = match p {
                 Projection::Fc1 => (inter * fused, hidden),
                 Projection::Fc2 => (hidden, inter),
                 Projection::Fc3 => (inter, hidden),
             };
-            *slot = Some(Bank {
-                rows,
-                cols,
-                bits: op.bits(p),
-                block: op.block,
-                codes: weights.bytes(),
-                scales: scales.float_view()?,
-                bias: get(names.bias.1).map(Tensor::float_view).transpose()?,
-                zero_points: get(names.zero_points.1).map(Tensor::bytes),
-            });
+            let scales = get(names.scales.1);
+            let stored = match op.kind.element() {
+                None => Stored::Int {
+                    bits: op.bits(p),
+                    block: op.block,
+                    scales: required(&[scales], 0, names.scales.0)?.float_view()?,
+                    zero_points: get(names.zero_points.1).map(Tensor::bytes),
+                },
+                Some(element) => Stored::Float {
+                    element,
+                    transposed: float::transposed(op, element, &facts, sizes)?,
+                    scales: mini_scales(op, scales)?,
+                    globals: float::global_scale(p)
+                        .and_then(|(i, _)| get(i))
+                        .map(Tensor::float_view)
+                        .transpose()?,
+                },
+            };
+            let bias = get(names.bias.1).map(Tensor::float_view).transpose()?;
+            *slot = Some(Bank { rows, cols, codes: weights.bytes(), bias, stored });
         }
         let operands = Self { experts, hidden, inter, banks };
         for p in Projection::ALL {
-            if let (true, Some(m)) = (experts > 0, operands.matrix(p, ExpertId(0))) {
-                m.validate()?;
+            match operands.stored(p, ExpertId(0)) {
+                Some(StoredMatrix::Int(m)) => m.validate()?,
+                Some(StoredMatrix::Float(m)) => m.validate()?,
+                None => {}
             }
         }
         Ok(operands)
     }
 
     /// The matrix of one expert; `None` without that projection or beyond the experts.
-    pub fn matrix(&self, projection: Projection, expert: ExpertId) -> Option<QuantMatrix<'a>> {
+    pub fn stored(&self, projection: Projection, expert: ExpertId) -> Option<StoredMatrix<'a>> {
         let e = expert.index();
         self.bank(projection).filter(|_| e < self.experts).map(|b| b.matrix(e))
+    }
+
+    /// The integer matrix of one expert; `None` also where codes are floats.
+    pub fn matrix(&self, projection: Projection, expert: ExpertId) -> Option<QuantMatrix<'a>> {
+        match self.stored(projection, expert) {
+            Some(StoredMatrix::Int(m)) => Some(m),
+            _ => None,
+        }
     }
 
     /// The bias of one expert, one value a row; `None` without it or beyond the experts.
@@ -122,7 +144,11 @@ impl<'a> Operands<'a> {
     pub(in super::super) fn expert(&self, e: usize) -> Result<Expert<'a>, OpError> {
         let linear = |p: Projection| {
             let id = ExpertId(e as u32);
-            self.matrix(p, id).map(|m| Linear { rows: Rows::Quant(m), bias: self.bias(p, id) })
+            let rows = self.stored(p, id).map(|m| match m {
+                StoredMatrix::Int(m) => Rows::Quant(m),
+                StoredMatrix::Float(m) => Rows::Mini(m),
+            });
+            rows.map(|rows| Linear { rows, bias: self.bias(p, id) })
         };
         let missing = || OpError::other(format!("expert {e} has no weights"));
         Ok(Expert {
@@ -133,19 +159,86 @@ impl<'a> Operands<'a> {
     }
 }
 
+/// A matrix of one expert.
+#[derive(Debug, Clone, Copy)]
+pub enum StoredMatrix<'a> {
+    /// Integer codes.
+    Int(QuantMatrix<'a>),
+    /// Float codes.
+    Float(MiniMatrix<'a>),
+}
+
+/// The scales of a floating-point kind's projection, of all experts.
+fn mini_scales<'a>(op: &QMoe, scales: Option<&'a Tensor>) -> Result<MiniScales<'a>, OpError> {
+    Ok(match (op.kind, float::tiled(op), scales) {
+        (Kind::Mxfp4 { .. }, _, Some(t)) => MiniScales::E8M0(t.bytes()),
+        (Kind::Nvfp4, _, Some(t)) => MiniScales::E4M3(t.bytes()),
+        (_, Some(tile), Some(t)) => MiniScales::Tiles { values: t.float_view()?, tile },
+        _ => MiniScales::None,
+    })
+}
+
 impl<'a> Bank<'a> {
-    fn matrix(&self, e: usize) -> QuantMatrix<'a> {
-        let row_bytes = self.bits.packed_len(self.cols);
+    fn matrix(&self, e: usize) -> StoredMatrix<'a> {
+        match self.stored {
+            Stored::Int { bits, block, scales, zero_points } => {
+                StoredMatrix::Int(self.int(e, (bits, block), scales, zero_points))
+            }
+            Stored::Float { element, transposed, scales, globals } => {
+                StoredMatrix::Float(self.float(e, (element, transposed), scales, globals))
+            }
+        }
+    }
+
+    fn float(
+        &self,
+        e: usize,
+        (element, transposed): (Element, bool),
+        scales: MiniScales<'a>,
+        globals: Option<FloatView<'a>>,
+    ) -> MiniMatrix<'a> {
+        let mut m = MiniMatrix {
+            rows: self.rows,
+            cols: self.cols,
+            element,
+            codes: self.codes,
+            transposed,
+            scales,
+            global: globals.map_or(1.0, |g| g.get(e)),
+        };
+        let bytes = m.line_bytes() * if transposed { self.cols } else { self.rows };
+        m.codes = &self.codes[e * bytes..(e + 1) * bytes];
+        let own = |s: &'a [u8]| &s[e * self.rows * m.blocks()..(e + 1) * self.rows * m.blocks()];
+        m.scales = match scales {
+            MiniScales::None => MiniScales::None,
+            MiniScales::E8M0(s) => MiniScales::E8M0(own(s)),
+            MiniScales::E4M3(s) => MiniScales::E4M3(own(s)),
+            MiniScales::Tiles { values, tile } => {
+                let tiles = self.rows.div_ceil(tile) * m.blocks();
+                MiniScales::Tiles { values: values.slice(e * tiles, tiles), tile }
+            }
+        };
+        m
+    }
+
+    fn int(
+        &self,
+        e: usize,
+        (bits, block): (Bits, Block),
+        scales: FloatView<'a>,
+        zero_points: Option<&'a [u8]>,
+    ) -> QuantMatrix<'a> {
+        let row_bytes = bits.packed_len(self.cols);
         let bytes = self.rows * row_bytes;
-        let blocks = self.block.count(self.cols);
-        let zero_points = match (self.zero_points, self.block) {
+        let blocks = block.count(self.cols);
+        let zero_points = match (zero_points, block) {
             (None, _) => ZeroPoints::Default,
             (Some(z), Block::RowWise) => {
-                let len = self.bits.packed_len(self.rows);
+                let len = bits.packed_len(self.rows);
                 ZeroPoints::AcrossRows(&z[e * len..(e + 1) * len])
             }
             (Some(z), Block::Blocks(_)) => {
-                let row_bytes = self.bits.packed_len(blocks);
+                let row_bytes = bits.packed_len(blocks);
                 let len = self.rows * row_bytes;
                 ZeroPoints::PerBlock { packed: &z[e * len..(e + 1) * len], row_bytes }
             }
@@ -153,11 +246,11 @@ impl<'a> Bank<'a> {
         QuantMatrix {
             rows: self.rows,
             cols: self.cols,
-            bits: self.bits,
-            block: self.block.size(self.cols),
+            bits,
+            block: block.size(self.cols),
             codes: &self.codes[e * bytes..(e + 1) * bytes],
             row_bytes,
-            scales: self.scales.slice(e * self.rows * blocks, self.rows * blocks),
+            scales: scales.slice(e * self.rows * blocks, self.rows * blocks),
             zero_points,
         }
     }

@@ -395,7 +395,7 @@ fn legacy_layout_is_refused() {
 #[test]
 fn refused_attributes() {
     let cases: [(&str, Attr); 14] = [
-        ("quant_type", "fp4".into()),
+        ("quant_type", "fp8".into()),
         ("quant_type", "int3".into()),
         ("weights_prepacked", 1i64.into()),
         ("weights_prepacked", 2i64.into()),

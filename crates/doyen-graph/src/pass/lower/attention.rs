@@ -37,7 +37,7 @@ pub(super) fn lower(d: &mut Decoder<'_>, node: &Node, op: &GroupQueryAttention) 
         return Err(LowerError::node(node, "output output_qk: a lowered attention does not give its scores"));
     }
     lengths_are_standard(d, node)?;
-    let state = state(d, node)?;
+    let state = state(d, node, [at::PAST_KEY, at::PAST_VALUE])?;
     let packed = input(node, at::KEY).is_none();
     let q = tokens(d, node, at::QUERY, "query")?;
     let k = tokens(d, node, at::KEY, "key")?;
@@ -135,10 +135,10 @@ fn lengths_are_standard(d: &mut Decoder<'_>, node: &Node) -> Result<(), LowerErr
     Ok(())
 }
 
-/// The state whose cache the node reads and writes, directly.
-fn state(d: &mut Decoder<'_>, node: &Node) -> Result<usize, LowerError> {
+/// The state whose cache the node reads at the inputs `past` and writes as outputs 1 and 2, directly.
+pub(super) fn state(d: &mut Decoder<'_>, node: &Node, past: [usize; 2]) -> Result<usize, LowerError> {
     let mut state = None;
-    let ends = [(at::PAST_KEY, 1, "key", false), (at::PAST_VALUE, 2, "value", true)];
+    let ends = [(past[0], 1, "key", false), (past[1], 2, "value", true)];
     for (index, output, what, is_value) in ends {
         let refuse = |reason: &str| LowerError::node(node, format!("past {what}: {reason}"));
         let past = input(node, index).ok_or_else(|| refuse("is missing: the node keeps no cache"))?;

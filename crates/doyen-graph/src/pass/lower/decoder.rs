@@ -7,7 +7,8 @@ use super::{
     meaning::{Meaning, meaning},
     ports::{Ports, Role},
     probe::{self, Lengths, Run},
-    recurrent,
+    recurrent, sdpa,
+    sight::{self, Sight},
 };
 use crate::{
     ir::{Constant, Dim, Graph, Node, ValueId},
@@ -120,6 +121,11 @@ impl<'a> Decoder<'a> {
         m
     }
 
+    /// What a mask means; see [`sight::sight`].
+    pub(super) fn mask_sight(&self, id: ValueId, short: bool) -> Result<Sight, String> {
+        sight::sight(&self.runs, id, short)
+    }
+
     pub(super) fn class(&self, id: ValueId) -> Class {
         self.class[id.index()]
     }
@@ -133,13 +139,15 @@ impl<'a> Decoder<'a> {
             Op::GroupQueryAttention(op) => return attention::lower(self, node, op),
             Op::LinearAttention(op) => return recurrent::linear_attention(self, node, op),
             Op::CausalConv(op) => return recurrent::causal_conv(self, node, op),
+            Op::Attention(op) => return sdpa::attention(self, node, op),
+            Op::MultiHeadAttention(op) => return sdpa::multi_head(self, node, op),
             _ => {}
         }
         let is_past = |v: &ValueId| matches!(self.ports.roles.get(v), Some(Role::Past(_) | Role::State(_)));
         if let Some(past) = node.inputs.iter().flatten().find(|v| is_past(v)) {
             let name = &self.graph.value(*past).name;
             let reason = format!(
-                "it reads the state {name:?}; only GroupQueryAttention, LinearAttention and CausalConvWithState may"
+                "it reads the state {name:?}; only an attention, LinearAttention and CausalConvWithState may"
             );
             return Err(LowerError::node(node, reason));
         }

@@ -59,10 +59,16 @@ impl<'a> Emitter<'a> {
         Some(Operand::Const(self.keep(id, value.name.clone(), data)))
     }
 
-    /// A constant that an exported value turned out to be.
-    pub(super) fn keep(&mut self, id: ValueId, name: String, data: Arc<Constant>) -> ConstId {
+    /// A constant that stands for no exported value.
+    pub(super) fn constant_of(&mut self, name: String, data: Arc<Constant>) -> ConstId {
         let c = ConstId(self.out.constants.len() as u32);
         self.out.constants.push(LConst { name, data });
+        c
+    }
+
+    /// A constant that an exported value turned out to be.
+    pub(super) fn keep(&mut self, id: ValueId, name: String, data: Arc<Constant>) -> ConstId {
+        let c = self.constant_of(name, data);
         self.constants.insert(id, c);
         c
     }

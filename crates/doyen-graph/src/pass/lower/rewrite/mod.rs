@@ -2,6 +2,7 @@
 //!
 //! A rewrite replaces the last node of its pattern and leaves the others without a reader; [`sweep`] removes them.
 
+mod latent;
 mod qk_norm;
 mod select_rows;
 mod silu_mul;
@@ -13,6 +14,7 @@ use crate::lowered::{LNode, LOp, LValueId, Lowered, Operand};
 /// All rewrites of a decoder.
 pub(super) fn decoder(graph: &mut Lowered) {
     fuse(graph);
+    latent::rewrite(graph);
     select_rows::rewrite(graph);
     sweep::sweep(graph);
 }

@@ -6,3 +6,4 @@ mod equal;
 mod goldens;
 mod random;
 mod refuse;
+mod sdpa;
