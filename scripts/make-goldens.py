@@ -54,6 +54,15 @@ SIGMOID = {
     "routed_scaling_factor": 1.5,
 }
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 12,
+}
+
 # Name: configuration class, fields. Values differ from defaults where that could hide a field that is not read.
 FAMILIES = {
     "mistral": ("MistralConfig", {"sliding_window": 8}),
@@ -181,6 +190,42 @@ FAMILIES = {
     ),
     "hunyuan_dense": ("HunYuanDenseV1Config", {"rope_theta": 2e4}),
     "hunyuan_moe": ("HunYuanMoEV1Config", {"num_experts": 8, "moe_topk": 3, "intermediate_size": 32}),
+    "deepseek_v2_groups": (
+        "DeepseekV2Config",
+        {
+            **LATENT,
+            "q_lora_rank": 28,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **SIGMOID,
+            **LATENT,
+            "q_lora_rank": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.2,
+                "mscale_all_dim": 0.8,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            },
+        },
+    ),
     "dots1": ("Dots1Config", {**SIGMOID, "norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
     "ernie_moe": (
         "Ernie4_5_MoeConfig",

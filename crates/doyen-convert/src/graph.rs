@@ -13,7 +13,11 @@ use doyen_graph::ir::{Dim, Fact, Graph, ValueId};
 use doyen_tensor::{ByteCount, DType};
 
 /// Operator sets of the graph: the oldest that have every operator used.
-const OPSETS: [(&str, i64); 2] = [("", 21), (crate::blocks::MS, 1)];
+fn opsets(config: &ModelConfig) -> [(&'static str, i64); 2] {
+    let latent = config.layers.iter().any(|l| matches!(l.mixer, Mixer::Latent(_)));
+    // Attention came with 23.
+    [("", if latent { 23 } else { 21 }), (crate::blocks::MS, 1)]
+}
 
 /// A decoder whose weights are placed but not yet made.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ pub(crate) fn assemble(
     let base = options.base()?;
     let layers = options.resolve(config.layers.len())?;
     let mut b = Builder {
-        graph: Graph::new("decoder", OPSETS),
+        graph: Graph::new("decoder", opsets(config)),
         rotaries: Vec::new(),
         store: Store::reporting(checkpoint.is_quantized()),
         checkpoint,
@@ -54,6 +58,7 @@ pub(crate) fn assemble(
             Mixer::Attention(a) => b.attention(i, a, x, shared, formats)?,
             Mixer::DeltaNet(d) => b.delta_net(i, d, x, formats)?,
             Mixer::ShortConv(c) => b.short_conv(i, *c, x, formats)?,
+            Mixer::Latent(a) => b.latent_attention(i, a, x, shared.positions, formats)?,
         };
         stream.add(&mut b, &at, layer.norms.after_mixer, "mixer", mixed)?;
         let x = stream.next(&mut b, layer.norms.before_ffn.map(|n| format!("{at}.{n}")))?;

@@ -22,8 +22,12 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
     let tokens = &config.tokens;
     let eos: Vec<u32> = tokens.eos.iter().map(|t| t.0).collect();
     // The form has one place for all layers.
-    let (heads, kv_heads, head_dim) =
-        config.attentions().next().map_or((0, 0, 0), |(_, a)| (a.heads, a.kv_heads, a.head_dim));
+    let of_layer = |mixer: &Mixer| match mixer {
+        Mixer::Attention(a) => Some((a.heads, a.kv_heads, a.head_dim)),
+        Mixer::Latent(a) => Some((a.heads, a.heads, a.head_dim())),
+        Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+    };
+    let (heads, kv_heads, head_dim) = config.layers.iter().find_map(|l| of_layer(&l.mixer)).unwrap_or_default();
     let mut inputs = json!({
         "input_ids": "input_ids",
         "attention_mask": "attention_mask",

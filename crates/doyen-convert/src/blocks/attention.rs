@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     ConvertError,
-    config::{Attention, Norm, NormKind, QkNorm, Rope},
+    config::{Attention, Mixer, Norm, NormKind, QkNorm, Rope},
     job::Rows,
     options::LayerFormats,
     quant::form,
@@ -20,20 +20,26 @@ use std::sync::Arc;
 /// What all layers' attention shares: values computed once from the mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionInputs {
+    /// Where a layer's operator takes them.
+    lengths: Option<Lengths>,
+    /// int64 `[batch, sequence]`, where a layer rotates outside of its operator.
+    pub positions: Option<ValueId>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Lengths {
     /// int32 `[batch]`: each row's total length minus 1.
     seqlens: ValueId,
     /// int32 scalar: the mask's length.
     total: ValueId,
-    /// int64 `[batch, sequence]`, where a layer rotates outside of its operator.
-    positions: Option<ValueId>,
 }
 
 /// Cosines and sines of the positions, for layers of the same rotation.
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryCaches {
-    rope: Rope,
-    cos: ValueId,
-    sin: ValueId,
+    pub rope: Rope,
+    pub cos: ValueId,
+    pub sin: ValueId,
 }
 
 impl Builder<'_> {
@@ -41,6 +47,17 @@ impl Builder<'_> {
     pub(crate) fn attention_inputs(&mut self, input_ids: ValueId) -> Result<AttentionInputs, ConvertError> {
         let shape = [Dim::from("batch_size"), Dim::from("total_sequence_length")];
         let mask = self.graph.add_input("attention_mask", Fact::new(DType::I64, shape));
+        let lengths = self.config.attentions().next().is_some().then(|| self.lengths(mask)).transpose()?;
+        let rotates = |mixer: &Mixer| match mixer {
+            Mixer::Attention(a) => a.qk_norm == Some(QkNorm::RotatedHeads),
+            Mixer::Latent(_) => true,
+        };
+        let positions = self.config.layers.iter().any(|l| rotates(&l.mixer));
+        let positions = positions.then(|| self.positions(mask, input_ids)).transpose()?;
+        Ok(AttentionInputs { lengths, positions })
+    }
+
+    fn lengths(&mut self, mask: ValueId) -> Result<Lengths, ConvertError> {
         let at = "/model/attention_mask";
         let one = self.ints("/model/constants/ints/1", &[1])?;
         let to_i32 = || [("to", i64::from(DType::I32.onnx()).into())];
@@ -55,13 +72,7 @@ impl Builder<'_> {
         let axis = [("axis", 0i64.into())];
         let length = self.node(at, ("", "Gather"), axis, &[Some(extents), Some(index)])?;
         let total = self.node(&format!("{at}/total"), ("", "Cast"), to_i32(), &[Some(length)])?;
-        let rotates = |a: &Attention| a.qk_norm == Some(QkNorm::RotatedHeads);
-        let positions = if self.config.attentions().any(|(_, a)| rotates(a)) {
-            Some(self.positions(mask, input_ids)?)
-        } else {
-            None
-        };
-        Ok(AttentionInputs { seqlens, total, positions })
+        Ok(Lengths { seqlens, total })
     }
 
     /// Positions of the new tokens: those of the mask's ones, the last of which are new.
@@ -99,8 +110,8 @@ impl Builder<'_> {
 
     /// Places the rotary caches of all layers, one pair for each rotation.
     pub(crate) fn place_rotaries(&mut self) {
-        for (_, attention) in self.config.attentions() {
-            let Some(rope) = &attention.rope else { continue };
+        for layer in &self.config.layers {
+            let Some(rope) = layer.mixer.rope() else { continue };
             if self.rotaries.iter().any(|r| r.rope == *rope) {
                 continue;
             }
@@ -285,8 +296,8 @@ impl Builder<'_> {
             qkv[2],
             Some(past_key),
             Some(past_value),
-            Some(shared.seqlens),
-            Some(shared.total),
+            shared.lengths.map(|l| l.seqlens),
+            shared.lengths.map(|l| l.total),
             caches.map(|c| c.0),
             caches.map(|c| c.1),
             None,

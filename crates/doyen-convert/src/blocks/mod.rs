@@ -6,6 +6,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod embedding;
+pub(crate) mod latent;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;

@@ -3,7 +3,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | `family` | the architectures with a recipe, one function each |
-//! | `attention`, `ffn`, `experts`, `rope` | the parts of a layer: types, and how their fields are read |
+//! | `attention`, `latent`, `ffn`, `experts`, `rope` | the parts of a layer: types, and how their fields are read |
 //! | `quantization` | how the checkpoint's weights are stored |
 //! | `recurrent` | mixers with a state of fixed size |
 //! | `windows` | which layers see a window only |
@@ -19,6 +19,7 @@ mod experts;
 mod family;
 mod ffn;
 mod fields;
+mod latent;
 mod quantization;
 mod recurrent;
 mod rope;
@@ -32,6 +33,7 @@ pub(crate) use family::WHOLE_NORMS;
 pub use family::architectures;
 pub use ffn::{Activation, Mlp, MlpNames};
 pub(crate) use fields::{Fields, Given};
+pub use latent::Latent;
 pub use quantization::Quantization;
 pub use recurrent::{DeltaNet, DeltaProjections, ShortConv};
 pub use rope::{Rope, RopeScaling};
@@ -154,6 +156,19 @@ pub enum Mixer {
     DeltaNet(DeltaNet),
     /// A convolution between two products.
     ShortConv(ShortConv),
+    /// Attention whose keys and values are projections of one row.
+    Latent(Latent),
+}
+
+impl Mixer {
+    /// The rotation of its queries and keys.
+    pub const fn rope(&self) -> Option<&Rope> {
+        match self {
+            Self::Attention(a) => a.rope.as_ref(),
+            Self::Latent(a) => Some(&a.rope),
+            Self::DeltaNet(_) | Self::ShortConv(_) => None,
+        }
+    }
 }
 
 /// What works on each token alone.
@@ -196,10 +211,14 @@ impl ModelConfig {
 
     /// A decoder of equal layers with a norm before each half and a dense feed-forward: what families start from.
     fn plain(f: &Fields, attention: Attention, mlp: Mlp) -> Result<Self, ConvertError> {
+        Self::with_mixer(f, Mixer::Attention(attention), mlp)
+    }
+
+    /// As [`plain`](Self::plain), with another mixer.
+    fn with_mixer(f: &Fields, mixer: Mixer, mlp: Mlp) -> Result<Self, ConvertError> {
         let mut notices = Vec::new();
-        let max_positions = context(f, attention.rope.as_ref(), &mut notices)?;
-        let layer =
-            Layer { norms: LayerNorms::PRE, mixer: Mixer::Attention(attention), ffn: Ffn::Dense(mlp) };
+        let max_positions = context(f, mixer.rope(), &mut notices)?;
+        let layer = Layer { norms: LayerNorms::PRE, mixer, ffn: Ffn::Dense(mlp) };
         Ok(Self {
             architecture: String::new(),
             genai_type: "",
@@ -231,14 +250,14 @@ impl ModelConfig {
     pub fn attentions(&self) -> impl Iterator<Item = (usize, &Attention)> {
         self.layers.iter().enumerate().filter_map(|(i, l)| match &l.mixer {
             Mixer::Attention(a) => Some((i, a)),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Latent(_) => None,
         })
     }
 
     fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut Attention)> {
         self.layers.iter_mut().enumerate().filter_map(|(i, l)| match &mut l.mixer {
             Mixer::Attention(a) => Some((i, a)),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Latent(_) => None,
         })
     }
 

@@ -55,6 +55,8 @@ pub enum RopeScaling {
         truncate: bool,
         /// Factor on cosine and sine.
         attention_factor: f64,
+        /// Factor on scores beside it, where an architecture has one (`mscale_all_dim`).
+        score_factor: f64,
     },
     /// Every frequency divided by a factor of its own, as GGUF files hold them.
     Factors(Arc<[f32]>),
@@ -159,7 +161,7 @@ impl Rope {
                 powers.map(|p| llama3(f64::from(1.0 / p), factor, low, high, original) as f32).collect(),
                 1.0,
             ),
-            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, attention_factor } => {
+            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, attention_factor, .. } => {
                 let (start, end) = yarn_ramp(dim, self.theta, original, beta_fast, beta_slow, truncate);
                 let blend = |(i, p): (usize, f32)| {
                     let divided = ((i as f64 - start) / (end - start)).clamp(0.0, 1.0);
@@ -291,8 +293,9 @@ impl RopeScaling {
         let original = p.positive_float("original_max_position_embeddings", Some(positions))?;
         let factor = p.positive_float("factor", Some(positions / original))?;
         let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-        let attention_factor = match (p.float("mscale")?, p.float("mscale_all_dim")?) {
-            (Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(m) / mscale(all),
+        let all = p.float("mscale_all_dim")?.filter(|&m| m != 0.0);
+        let attention_factor = match (p.float("mscale")?, all) {
+            (Some(m), Some(all)) if m != 0.0 => mscale(m) / mscale(all),
             _ => mscale(1.0),
         };
         Ok(Self::Yarn {
@@ -302,6 +305,7 @@ impl RopeScaling {
             beta_slow: p.positive_float("beta_slow", Some(1.0))?,
             truncate: p.flag("truncate", true)?,
             attention_factor: p.positive_float("attention_factor", Some(attention_factor))?,
+            score_factor: all.map_or(1.0, |m| mscale(m).powi(2)),
         })
     }
 }

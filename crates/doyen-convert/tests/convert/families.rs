@@ -46,6 +46,8 @@ macro_rules! families {
 }
 
 families!(
+    deepseek_v2_groups,
+    deepseek_v3,
     dots1,
     ernie,
     ernie_moe,

@@ -3,6 +3,7 @@
 //! A family starts from [`ModelConfig::plain`] and sets what its fields mean; it names no operators and reads no
 //! tensors. `docs/adding-a-family.md` shows how one is added.
 
+mod deepseek;
 mod dense;
 mod gemma;
 mod glm;
@@ -80,6 +81,8 @@ const FAMILIES: &[Family] = &[
     family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN3_NEXT, hybrid::qwen3_5_moe),
     family("Lfm2ForCausalLM", "lfm2", LFM2, hybrid::lfm2),
     family("Lfm2MoeForCausalLM", "lfm2_moe", LFM2, hybrid::lfm2_moe),
+    family("DeepseekV2ForCausalLM", "deepseek_v2", &[], deepseek::deepseek_v2),
+    family("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek::deepseek_v3),
     family("Dots1ForCausalLM", "llama", &[("routed_scaling_factor", Number(1.0))], moe::dots1),
 ];
 
@@ -113,6 +116,14 @@ const GLM4_MOE: &[(&str, Given)] = &[
     ("norm_topk_prob", Flag(true)),
     ("first_k_dense_replace", Count(1)),
     ("n_shared_experts", Count(1)),
+];
+const DEEPSEEK_V3: &[(&str, Given)] = &[
+    ("first_k_dense_replace", Count(3)),
+    ("n_group", Count(8)),
+    ("topk_group", Count(4)),
+    ("n_shared_experts", Count(1)),
+    ("norm_topk_prob", Flag(true)),
+    ("routed_scaling_factor", Number(2.5)),
 ];
 const GPT_OSS: &[(&str, Given)] = &[
     EPS5,
