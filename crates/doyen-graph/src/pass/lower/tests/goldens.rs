@@ -1,9 +1,6 @@
-//! Packages of other producers: they lower to what ONNX Runtime computed from them, or are refused for a true reason.
+//! Packages of other producers: they lower to what ONNX Runtime computed from them.
 
-use super::{
-    equal::{agrees, lowered},
-    refuse::{refusal, says},
-};
+use super::equal::{agrees, lowered};
 use crate::{
     ir::Graph,
     lowered::{LNode, LOp},
@@ -31,14 +28,6 @@ fn open(name: &str) -> (Graph, LowerSpec) {
     let source = DirSource::open(package(name)).unwrap();
     let package = Package::open(Arc::new(source)).unwrap_or_else(|e| panic!("{name}: {e}"));
     (package.graph, package.ports)
-}
-
-/// Why a package does not run: an operator that is not known, or one that does not lower.
-fn why_not(name: &str) -> String {
-    match Package::open(Arc::new(DirSource::open(package(name)).unwrap())) {
-        Err(e) => e.to_string(),
-        Ok(p) => refusal((p.graph, p.ports)),
-    }
 }
 
 /// Whole prompts through the lowered graph, against logits that ONNX Runtime computed from the package.
