@@ -27,7 +27,8 @@ pub(crate) fn genai_config(config: &ModelConfig) -> Vec<u8> {
         Mixer::Latent(a) => Some((a.heads, a.heads, a.head_dim())),
         Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
     };
-    let (heads, kv_heads, head_dim) = config.layers.iter().find_map(|l| of_layer(&l.mixer)).unwrap_or_default();
+    let (heads, kv_heads, head_dim) =
+        config.layers.iter().find_map(|l| of_layer(&l.mixer)).unwrap_or_default();
     let mut inputs = json!({
         "input_ids": "input_ids",
         "attention_mask": "attention_mask",

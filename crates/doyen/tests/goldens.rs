@@ -191,7 +191,11 @@ fn checkpoints_without_a_recipe_are_refused_by_name() {
     let config = std::fs::read_to_string(shared("goldens/llama/checkpoint/config.json")).unwrap();
     let checkpoint = dir.path().join("checkpoint");
     std::fs::create_dir(&checkpoint).unwrap();
-    std::fs::write(checkpoint.join("config.json"), config.replace("LlamaForCausalLM", "UnheardOfForCausalLM")).unwrap();
+    std::fs::write(
+        checkpoint.join("config.json"),
+        config.replace("LlamaForCausalLM", "UnheardOfForCausalLM"),
+    )
+    .unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_doyen"))
         .args(["convert", checkpoint.to_str().unwrap(), "-o"])
         .arg(dir.path().join("out"))
@@ -199,6 +203,9 @@ fn checkpoints_without_a_recipe_are_refused_by_name() {
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("UnheardOfForCausalLM") && stderr.contains("known are LlamaForCausalLM"), "{stderr}");
+    assert!(
+        stderr.contains("UnheardOfForCausalLM") && stderr.contains("known are LlamaForCausalLM"),
+        "{stderr}"
+    );
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "the checkpoint alone");
 }

@@ -141,10 +141,8 @@ impl Builder<'_> {
         x: ValueId,
         heads: usize,
     ) -> Result<ValueId, ConvertError> {
-        let attrs = [
-            ("interleaved", i64::from(l.a.rope.interleaved).into()),
-            ("num_heads", (heads as i64).into()),
-        ];
+        let attrs =
+            [("interleaved", i64::from(l.a.rope.interleaved).into()), ("num_heads", (heads as i64).into())];
         let [positions, cos, sin] = l.rotary;
         self.node(at, (MS, "RotaryEmbedding"), attrs, &[Some(x), positions, cos, sin])
     }

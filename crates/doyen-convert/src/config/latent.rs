@@ -39,7 +39,11 @@ impl Latent {
         let head_dim = nope + rope_dim;
         for (name, own) in [("head_dim", rope_dim), ("qk_head_dim", head_dim)] {
             if let Some(found) = f.optional_size(name)?.filter(|&n| n != own && n != head_dim) {
-                return Err(f.wrong(name, found, format!("{own}, as qk_nope_head_dim and qk_rope_head_dim say")));
+                return Err(f.wrong(
+                    name,
+                    found,
+                    format!("{own}, as qk_nope_head_dim and qk_rope_head_dim say"),
+                ));
             }
         }
         let rope = Rope { interleaved: f.flag("rope_interleave", true)?, ..Rope::read(f, rope_dim)? };

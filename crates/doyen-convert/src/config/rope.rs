@@ -161,7 +161,9 @@ impl Rope {
                 powers.map(|p| llama3(f64::from(1.0 / p), factor, low, high, original) as f32).collect(),
                 1.0,
             ),
-            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, attention_factor, .. } => {
+            RopeScaling::Yarn {
+                factor, original, beta_fast, beta_slow, truncate, attention_factor, ..
+            } => {
                 let (start, end) = yarn_ramp(dim, self.theta, original, beta_fast, beta_slow, truncate);
                 let blend = |(i, p): (usize, f32)| {
                     let divided = ((i as f64 - start) / (end - start)).clamp(0.0, 1.0);

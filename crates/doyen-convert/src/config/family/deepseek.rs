@@ -66,7 +66,9 @@ fn says(f: &Fields, name: &str, value: &str) -> Result<(), ConvertError> {
 
 fn every_layer(f: &Fields) -> Result<(), ConvertError> {
     match f.optional_size("moe_layer_freq")? {
-        Some(n) if n != 1 => Err(f.wrong("moe_layer_freq", n, "1: experts in every layer after the dense ones")),
+        Some(n) if n != 1 => {
+            Err(f.wrong("moe_layer_freq", n, "1: experts in every layer after the dense ones"))
+        }
         _ => Ok(()),
     }
 }
