@@ -51,6 +51,7 @@ impl Builder<'_> {
         let rotates = |mixer: &Mixer| match mixer {
             Mixer::Attention(a) => a.qk_norm == Some(QkNorm::RotatedHeads),
             Mixer::Latent(_) => true,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => false,
         };
         let positions = self.config.layers.iter().any(|l| rotates(&l.mixer));
         let positions = positions.then(|| self.positions(mask, input_ids)).transpose()?;

@@ -30,7 +30,9 @@ fn packed(parts: &[&Tensor], heads: usize) -> Tensor {
     let values: Vec<Vec<f32>> = parts.iter().map(|t| t.to_f32().unwrap()).collect();
     let mut out = Vec::new();
     for head in 0..shape[0] * shape[1] * heads {
-        values.iter().for_each(|v| out.extend_from_slice(&v[head * size..(head + 1) * size]));
+        for v in &values {
+            out.extend_from_slice(&v[head * size..(head + 1) * size]);
+        }
     }
     Tensor::from_slice([shape[0], shape[1], heads, parts.len(), size], &out).unwrap()
 }

@@ -225,14 +225,11 @@ fn part(
             Ok(Part { value: from, heads, size: n / heads })
         }
         (&[Extent::Fixed(1), Extent::Fixed(heads), Extent::Tokens(1), Extent::Fixed(size)], _) => {
-            let split = match untransposed(d, from) {
-                Some(split) => split,
-                None => {
-                    let split = rows(d, format!("{}/swapped", found.name), found.declared, &[heads, size]);
-                    transpose(d, &found.name, from, split);
-                    split
-                }
-            };
+            let split = untransposed(d, from).unwrap_or_else(|| {
+                let split = rows(d, format!("{}/swapped", found.name), found.declared, &[heads, size]);
+                transpose(d, &found.name, from, split);
+                split
+            });
             let merged = rows(d, format!("{}/rows", found.name), found.declared, &[heads * size]);
             d.emit.push(&found.name, LOp::View, vec![Some(Operand::Value(split))], vec![Some(merged)]);
             Ok(Part { value: merged, heads, size })

@@ -81,7 +81,9 @@ fn decode(element: Element, piece: &Piece<'_>, row: &mut [f32; CHUNK]) {
         let end = (start / piece.block + 1) * piece.block;
         let len = rest.len();
         let (own, behind) = std::mem::take(&mut rest).split_at_mut((end - start).min(len));
-        own.iter_mut().for_each(|v| *v *= scale);
+        for v in own.iter_mut() {
+            *v *= scale;
+        }
         (rest, start) = (behind, end);
         if rest.is_empty() {
             return;

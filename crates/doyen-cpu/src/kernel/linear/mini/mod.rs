@@ -84,6 +84,7 @@ fn each_piece(
     mut piece: impl FnMut(&Piece<'_>, usize, Range<usize>, &mut Sums),
 ) {
     if w.transposed {
+        #[allow(clippy::large_stack_arrays, reason = "a staged tile, on stacks of 2 MiB and more")]
         let mut stage: Stage = [0; ROWS * CHUNK];
         pieces(w, acts, bias, out, factor, Some(&mut stage), &mut piece);
     } else {

@@ -102,6 +102,7 @@ fn reference(m: &MiniMatrix<'_>, x: &[f32], bias: &[f32]) -> (Vec<f64>, f64) {
     let (mut y, mut largest) = (Vec::new(), 0f64);
     let mut row = vec![0f64; m.cols];
     for x in x.chunks(m.cols) {
+        #[allow(clippy::needless_range_loop, reason = "n counts rows of several things")]
         for n in 0..m.rows {
             m.dequantize_row(n, &mut row);
             let products = row.iter().zip(x).map(|(w, &x)| w * f64::from(x));

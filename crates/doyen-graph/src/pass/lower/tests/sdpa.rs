@@ -92,12 +92,12 @@ fn counted(b: &mut Build) -> [Option<ValueId>; 2] {
 }
 
 /// A condition on positions as `[batch, 1, new, total]` of numbers to add.
-fn added(b: &mut Build, shown: ValueId, lowest: f32) -> Option<ValueId> {
+fn added(b: &mut Build, shown: ValueId, lowest: f32) -> ValueId {
     let zero = b.g.add_constant("zero", Tensor::scalar(0f32));
     let lowest = b.g.add_constant("lowest", Tensor::scalar(lowest));
     let mask = b.node("Where", "mask", [], &[Some(shown), Some(zero), Some(lowest)]);
     let one = b.ints("mask_heads", &[1]);
-    Some(b.node("Unsqueeze", "mask_4d", [], &[Some(mask), Some(one)]))
+    b.node("Unsqueeze", "mask_4d", [], &[Some(mask), Some(one)])
 }
 
 fn heads(q: usize, kv: usize) -> Vec<(&'static str, Attr)> {
@@ -110,7 +110,7 @@ fn attention_with_a_causal_mask_and_narrower_values() {
     let qkv = projections(&mut b, 2);
     let [at, keys] = counted(&mut b);
     let shown = b.node("GreaterOrEqual", "shown", [], &[at, keys]);
-    let mask = added(&mut b, shown, f32::MIN);
+    let mask = Some(added(&mut b, shown, f32::MIN));
     let inputs = qkv.into_iter().chain([mask]).collect();
     let y = attention(&mut b, Node { op: ("", "Attention"), kv_heads: 2, attrs: heads(HEADS, 2), inputs });
     let (mut graph, spec) = finish(b, y);
@@ -130,7 +130,7 @@ fn attention_with_a_window_written_as_a_mask() {
     let window = b.g.add_constant("window", Tensor::scalar(5i64));
     let near = b.node("Less", "near", [], &[Some(distance), Some(window)]);
     let shown = b.node("And", "shown", [], &[Some(past), Some(near)]);
-    let mask = added(&mut b, shown, -10000.0);
+    let mask = Some(added(&mut b, shown, -10000.0));
     let inputs = qkv.into_iter().chain([mask]).collect();
     let y = attention(
         &mut b,
@@ -190,7 +190,7 @@ fn multi_head_attention_with_packed_keys_and_an_attention_bias() {
     let kv = b.node("Reshape", "packed", [], &[Some(kv), Some(shape)]);
     let [at, keys] = counted(&mut b);
     let shown = b.node("GreaterOrEqual", "shown", [], &[at, keys]);
-    let mask = added(&mut b, shown, f32::NEG_INFINITY);
+    let mask = Some(added(&mut b, shown, f32::NEG_INFINITY));
     let inputs = vec![Some(q), Some(kv), None, None, None, mask];
     let attrs = vec![("num_heads", Attr::Int(HEADS as i64)), ("scale", Attr::Float(0.4))];
     let op = ("com.microsoft", "MultiHeadAttention");
@@ -242,7 +242,7 @@ fn other_masks_are_refused() {
         let qkv = projections(&mut b, 2);
         let [at, keys] = counted(&mut b);
         let shown = shown(&mut b, at, keys);
-        let mask = added(&mut b, shown, f32::MIN);
+        let mask = Some(added(&mut b, shown, f32::MIN));
         let inputs = qkv.into_iter().chain([mask]).collect();
         let node = Node { op: ("", "Attention"), kv_heads: 2, attrs: heads(HEADS, 2), inputs };
         let y = attention(&mut b, node);
