@@ -94,11 +94,6 @@ fn unsupported_values_are_named() {
             "1 numbers",
         ),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor", "absent"),
-        (
-            json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}),
-            "mrope_section",
-            "present",
-        ),
         (json!({"partial_rotary_factor": 0.25}), "partial_rotary_factor", "0.25"),
         (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor", "1.5"),
         (json!({"num_experts_per_tok": 9}), "num_experts_per_tok", "9"),
