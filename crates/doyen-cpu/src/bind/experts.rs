@@ -7,19 +7,21 @@ use super::{
 use crate::{
     kernel::{
         experts::{self, Activation, Bank, Formats, Gate, Projection, Routes, Shape},
-        linear::{Linear, Mode, Orientation, Weights},
+        linear::{Linear, Mode, Weights},
         route::{Router, Weighting},
     },
     session::io::Io,
 };
 use doyen_graph::{
     device::Limits,
+    ir::{Constant, Fact},
     lowered::{Experts, LValue, Route},
     ops::{
         Op, activation as theirs,
         moe::Moe,
         qmoe::{self, StoredMatrix},
     },
+    pass::fold::view::slice,
 };
 use doyen_tensor::{ExpertId, FloatView, Tensor};
 
@@ -101,15 +103,15 @@ const PROJECTIONS: [(Projection, qmoe::Projection); 3] = [
 
 pub(super) fn bind(b: &mut Binder<'_>, e: &Experts) -> Result<Box<dyn Kernel>, String> {
     let x = b.value(0).ok_or("its input is a constant")?.clone();
-    let tensors = b.constants(3)?;
-    let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
     let (bank, shape, activation, mode) = match &e.op {
         Op::QMoe(op) => {
+            let tensors = b.constants(3)?;
+            let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
             let (bank, shape) = quantized(op, &refs)?;
             (bank, shape, op.activation, b.mode(op.accuracy_level.permits_int8()))
         }
         Op::Moe(op) => {
-            let (bank, shape) = float(op, &refs)?;
+            let (bank, shape) = float(b, op)?;
             (bank, shape, op.activation, Mode::Exact)
         }
         other => return Err(format!("{other:?} is not a bank of experts")),
@@ -174,26 +176,31 @@ fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Sh
     Ok((bank, Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter }))
 }
 
-/// MoE's operands from its index 2 on: weights and bias of each projection.
-fn float(op: &Moe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Shape), String> {
-    let operands = op.operands(refs).map_err(|e| e.to_string())?;
-    let at = |i: usize| refs.get(i).copied().flatten();
+/// MoE's operands from its index 2 on: weights and bias of each projection, each expert's read where it lies.
+fn float(b: &mut Binder<'_>, op: &Moe) -> Result<(OwnedBank, Shape), String> {
+    const FIRST: usize = 3;
+    let data = b.views(FIRST)?;
+    let facts: Vec<Option<Fact>> = data.iter().map(|c| c.clone().map(Fact::from)).collect();
+    let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+    let extents = op.extents(&facts).map_err(|e| e.to_string())?;
+    let at = |i: usize| data.get(i).and_then(Option::as_deref);
+    let own = |c: &Constant, e: usize| {
+        slice(c, 0, e..e + 1).ok_or_else(|| format!("expert {e}: its weights cannot be told apart"))
+    };
     let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
-    for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
+    for (i, (p, _)) in PROJECTIONS.into_iter().enumerate() {
         let Some(weights) = at(2 * i) else { continue };
-        for e in (0..operands.experts as u32).map(ExpertId) {
-            let Some(m) = operands.matrix(stored, e) else { continue };
-            bank.weights[p as usize].push(OwnedWeights::Float {
-                rows: m.rows,
-                cols: m.cols,
-                orientation: Orientation::RowMajor,
-                stride: m.cols,
-                values: Floats::of_view(m.values, weights),
-            });
-            if let (Some(view), Some(t)) = (m.bias, at(2 * i + 1)) {
-                bank.biases[p as usize].push(Floats::of_view(view, t));
+        for e in 0..extents.experts {
+            let (matrix, made) = OwnedWeights::float(&own(weights, e)?).map_err(|e| e.to_string())?;
+            b.made(made);
+            bank.weights[p as usize].push(matrix);
+            if let Some(bias) = at(2 * i + 1) {
+                let bias = own(bias, e)?;
+                let tensor = bias.to_tensor().map_err(|e| e.to_string())?;
+                b.made(if bias.as_tensor().is_some() { 0 } else { tensor.bytes().len() });
+                bank.biases[p as usize].push(Floats::of(&tensor).map_err(|e| e.to_string())?);
             }
         }
     }
-    Ok((bank, Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter }))
+    Ok((bank, Shape { experts: extents.experts, hidden: extents.hidden, inter: extents.inter }))
 }

@@ -24,11 +24,13 @@ use crate::{
 };
 use doyen_graph::{
     device::{Limits, Numerics, RaggedBatch},
+    ir::Constant,
     lowered::{Extent, LNode, LOp, LValue, Lowered, Operand},
     ops::Op,
 };
 use doyen_tensor::Tensor;
 use linear::Product;
+use std::sync::Arc;
 
 /// A node's work, bound to its constants.
 pub(crate) trait Kernel: Send + Sync {
@@ -172,6 +174,28 @@ impl<'a> Binder<'a> {
                 None => self.constant(i),
             })
             .collect()
+    }
+
+    /// All operands from `first` on as constants that may be views; every one of them must be a constant or absent.
+    ///
+    /// # Errors
+    /// Names an operand that is computed in the step.
+    pub(crate) fn views(&self, first: usize) -> Result<Vec<Option<Arc<Constant>>>, String> {
+        (first..self.node.inputs.len())
+            .map(|i| match self.operand(i) {
+                None => Ok(None),
+                Some(Operand::Const(c)) => Ok(Some(Arc::clone(&self.graph.constant(c).data))),
+                Some(Operand::Value(v)) => {
+                    let name = &self.graph.value(v).name;
+                    Err(format!("input {i} ({name:?}) is computed by the graph; it must be a constant"))
+                }
+            })
+            .collect()
+    }
+
+    /// Counts bytes that binding made.
+    pub(crate) const fn made(&mut self, bytes: usize) {
+        self.resident += bytes;
     }
 
     /// The mode for a node that permits int8 activations or not.

@@ -2,6 +2,7 @@
 
 use crate::kernel::linear::{FloatMatrix, Orientation, Weights};
 use bytes::Bytes;
+use doyen_graph::ir::Constant;
 use doyen_tensor::{
     FloatType, FloatView, Tensor, TensorError,
     format::{Bits, Element, MiniMatrix, MiniScales, QuantMatrix, ZeroPoints},
@@ -172,6 +173,35 @@ impl OwnedMini {
 }
 
 impl OwnedWeights {
+    /// A float matrix `[1,rows,cols]`, read where it lies when its rows or its columns are contiguous there; with the bytes
+    /// that had to be made otherwise.
+    pub(super) fn float(c: &Constant) -> Result<(Self, usize), TensorError> {
+        let &[1, rows, cols] = c.shape().dims() else {
+            return Err(TensorError::Format(format!("expected [1, rows, columns], found {}", c.shape())));
+        };
+        let lying = match c.parts() {
+            [part] => match part.strides[..] {
+                [_, row, 1] if row >= cols => Some((part, Orientation::RowMajor, row, rows, cols)),
+                [_, 1, col] if col >= rows => Some((part, Orientation::ColumnMajor, col, cols, rows)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some((part, orientation, stride, lines, line)) = lying.filter(|_| rows > 0 && cols > 0) else {
+            let t = c.to_tensor()?;
+            let (values, made) = (Floats::of(&t)?, t.bytes().len());
+            return Ok((
+                Self::Float { rows, cols, orientation: Orientation::RowMajor, stride: cols, values },
+                made,
+            ));
+        };
+        let size = c.dtype().bits() / 8;
+        let elements = (lines - 1) * stride + line;
+        let bytes = part.bytes.slice(part.offset * size..(part.offset + elements) * size);
+        let values = Floats::of(&Tensor::from_bytes(c.dtype(), [elements], bytes)?)?;
+        Ok((Self::Float { rows, cols, orientation, stride, values }, 0))
+    }
+
     pub(super) fn view(&self) -> Weights<'_> {
         match self {
             Self::Int(q) => Weights::Int(q.view()),

@@ -96,6 +96,19 @@ impl<'a> Operands<'a> {
     }
 }
 
+/// Extents of a bank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extents {
+    /// Experts E.
+    pub experts: usize,
+    /// Hidden size H.
+    pub hidden: usize,
+    /// Intermediate size I.
+    pub inter: usize,
+    /// Rows of FC1: I, or 2I when gate and linear share it.
+    pub fc1_rows: usize,
+}
+
 struct Sizes {
     experts: Want,
     hidden: Want,
@@ -104,16 +117,30 @@ struct Sizes {
 }
 
 impl Moe {
+    /// The extents of a bank from what is known of its inputs, from index 2 on.
+    ///
+    /// # Errors
+    /// Every check that [`OpDef::infer`] makes of these inputs, and an extent that is not known.
+    pub fn extents(&self, inputs: &[Option<&Fact>]) -> Result<Extents, OpError> {
+        let facts: Vec<Option<&Fact>> = [None, None].into_iter().chain(inputs.iter().copied()).collect();
+        let sizes = self.weights(&facts, None)?;
+        let known = |size: Want, what: &str| size.ok_or_else(|| OpError::other(format!("no {what}")));
+        Ok(Extents {
+            experts: known(sizes.experts, "experts")?,
+            hidden: known(sizes.hidden, "hidden size")?,
+            inter: known(sizes.inter, "intermediate size")?,
+            fc1_rows: known(sizes.fc1_rows, "FC1 rows")?,
+        })
+    }
+
     /// The weight operands as views: the inputs from index 2 on, in the operator's order.
     ///
     /// # Errors
     /// Every check that [`OpDef::infer`] makes of these inputs.
     pub fn operands<'a>(&self, inputs: &[Option<&'a Tensor>]) -> Result<Operands<'a>, OpError> {
-        let facts: Vec<Option<Fact>> =
-            [None, None].into_iter().chain(inputs.iter().map(|t| t.map(fact_of))).collect();
+        let facts: Vec<Option<Fact>> = inputs.iter().map(|t| t.map(fact_of)).collect();
         let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-        let sizes = self.weights(&facts, None)?;
-        let known = |size: Want, what: &str| size.ok_or_else(|| OpError::other(format!("no {what}")));
+        let Extents { experts, hidden, inter, fc1_rows } = self.extents(&facts)?;
         let mut banks = [None; 3];
         for (slot, p) in banks.iter_mut().zip(Projection::ALL) {
             let [w, b] = names(p);
@@ -122,13 +149,7 @@ impl Moe {
                 *slot = Some((w.float_view()?, bias));
             }
         }
-        Ok(Operands {
-            experts: known(sizes.experts, "experts")?,
-            hidden: known(sizes.hidden, "hidden size")?,
-            inter: known(sizes.inter, "intermediate size")?,
-            fc1_rows: known(sizes.fc1_rows, "FC1 rows")?,
-            banks,
-        })
+        Ok(Operands { experts, hidden, inter, fc1_rows, banks })
     }
 
     /// Checks the weight inputs (of all inputs, by index), given the input's hidden size where it is known.

@@ -2,8 +2,14 @@
 //!
 //! A rewrite replaces the last node of its pattern and leaves the others without a reader; [`sweep`] removes them.
 
+mod dense_experts;
+mod expert;
+mod gelu;
 mod latent;
+mod pattern;
 mod qk_norm;
+mod rms_norm;
+mod route;
 mod select_rows;
 mod silu_mul;
 mod sweep;
@@ -15,6 +21,10 @@ use crate::lowered::{LNode, LOp, LValueId, Lowered, Operand};
 pub(super) fn decoder(graph: &mut Lowered) {
     fuse(graph);
     latent::rewrite(graph);
+    dense_experts::rewrite(graph);
+    sweep::sweep(graph);
+    route::rewrite(graph);
+    sweep::sweep(graph);
     select_rows::rewrite(graph);
     sweep::sweep(graph);
 }
@@ -22,7 +32,11 @@ pub(super) fn decoder(graph: &mut Lowered) {
 /// The rewrites that hold in any lowered graph.
 pub(super) fn fuse(graph: &mut Lowered) {
     transpose::rewrite(graph);
+    sweep::sweep(graph);
+    rms_norm::rewrite(graph);
+    gelu::rewrite(graph);
     silu_mul::rewrite(graph);
+    sweep::sweep(graph);
     qk_norm::rewrite(graph);
     sweep::sweep(graph);
 }

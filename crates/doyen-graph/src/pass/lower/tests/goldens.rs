@@ -69,7 +69,7 @@ fn llama_by_genai_in_4_bits() {
     agrees(&mut graph, &spec, VOCAB, 2e-4);
 }
 
-/// Experts written out densely, with TopK, Softmax and Equal: plain operators that treat each token alike.
+/// Experts written out densely, with TopK, Softmax and Equal.
 #[test]
 fn qwen3_moe_by_mobius_with_dense_experts() {
     matches_ort("qwen3_moe/package-mobius", 2e-4);
@@ -79,6 +79,9 @@ fn qwen3_moe_by_mobius_with_dense_experts() {
         l.nodes.iter().filter(|n| matches!(&n.op, LOp::Attention(a) if a.qk_norm.is_some())).count(),
         3
     );
+    let count = |is: &dyn Fn(&LOp) -> bool| l.nodes.iter().filter(|n| is(&n.op)).count();
+    assert_eq!(count(&|op| matches!(op, LOp::Experts(e) if e.experts == 12 && e.k == 3)), 3);
+    assert_eq!(count(&|op| matches!(op, LOp::Route(r) if r.normalize)), 3);
 }
 
 #[test]

@@ -7,3 +7,4 @@ mod goldens;
 mod random;
 mod refuse;
 mod sdpa;
+mod written;
