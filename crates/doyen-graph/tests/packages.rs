@@ -256,6 +256,26 @@ fn a_package_without_a_manifest_opens_by_its_ports() {
     assert!(message.contains("a.onnx, b.onnx") && message.contains("model.decoder.filename"), "{message}");
 }
 
+/// The ports are the graph's own: what another runtime's description says of them, or leaves out, changes nothing.
+#[test]
+fn a_thin_description_for_another_runtime_changes_nothing() {
+    let dir = copy("qwen3_moe/package-mobius", |m| m);
+    let with = open_dir(&dir).unwrap();
+    let description = dir.path().join("inference_metadata.yaml");
+    std::fs::remove_file(dir.path().join("genai_config.json")).unwrap();
+    for text in [
+        "",
+        "model:\n  architecture: qwen3_moe\n",
+        "model:\n  io:\n    inputs: []\n    outputs:\n    - name: nothing\n",
+        "model: [",
+    ] {
+        std::fs::write(&description, text).unwrap();
+        assert_eq!(open_dir(&dir).unwrap().ports, with.ports, "{text:?}");
+    }
+    std::fs::remove_file(&description).unwrap();
+    assert_eq!(open_dir(&dir).unwrap().ports, with.ports);
+}
+
 #[test]
 fn a_manifest_may_not_point_outside() {
     for (from, to) in [

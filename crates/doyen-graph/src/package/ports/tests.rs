@@ -187,3 +187,72 @@ fn the_manifest_decides_and_may_not_lie() {
         "{e}"
     );
 }
+
+/// What is no decoder over key and value caches is refused with the ports that say so.
+#[test]
+fn other_kinds_of_graphs_are_refused_with_what_was_found() {
+    // GPT-2 in its old form: one port for keys and values of a layer.
+    let stacked: Vec<Dim> = vec![2.into(), "b".into(), 12.into(), "p".into(), 64.into()];
+    let g = graph(
+        &[("input_ids", I, &ids()), ("past_0", F, &stacked)],
+        &[("logits", F, &logits()), ("present_0", F, &stacked)],
+    );
+    let e = derive(&g, &Manifest::default()).unwrap_err().to_string();
+    assert!(e.contains("\"past_0\"") && e.contains("[2,b,12,p,64]") && e.contains("unknown kind"), "{e}");
+
+    // An encoder.
+    let hidden: Vec<Dim> = vec!["b".into(), "s".into(), 768.into()];
+    let g = graph(
+        &[("input_ids", I, &ids()), ("attention_mask", I, &ids()), ("token_type_ids", I, &ids())],
+        &[("last_hidden_state", F, &hidden)],
+    );
+    let e = derive(&g, &Manifest::default()).unwrap_err().to_string();
+    assert!(e.contains("\"token_type_ids\"") && e.contains("neither token ids, mask nor positions"), "{e}");
+
+    // A vision tower.
+    let pixels: Vec<Dim> = vec!["b".into(), 3.into(), 224.into(), 224.into()];
+    let g = graph(&[("pixel_values", F, &pixels)], &[("image_embeds", F, &hidden)]);
+    let e = derive(&g, &Manifest::default()).unwrap_err().to_string();
+    assert!(e.contains("token ids") && e.contains("\"pixel_values\"") && e.contains("[b,3,224,224]"), "{e}");
+
+    // A decoder on embeddings, behind one.
+    let g =
+        graph(&[("inputs_embeds", F, &hidden), ("attention_mask", I, &ids())], &[("logits", F, &logits())]);
+    let e = derive(&g, &Manifest::default()).unwrap_err().to_string();
+    assert!(e.contains("token ids") && e.contains("\"inputs_embeds\""), "{e}");
+}
+
+/// Templates that exporters use for the names of caches, without a manifest.
+#[test]
+fn caches_under_other_templates() {
+    for (past, present) in [
+        ("past_key_values.%.", "present.%."),
+        ("past_key_values.%.decoder.", "present_key_values.%.decoder."),
+        ("past_self_%_", "present_self_%_"),
+        ("cache.%.", "cache_out.%."),
+        ("kv_in_%_", "kv_out_%_"),
+    ] {
+        let name = |template: &str, layer: usize, half: &str| {
+            format!("{}{half}", template.replace('%', &layer.to_string()))
+        };
+        let halves: Vec<(usize, &str)> = (0..2).flat_map(|l| [(l, "key"), (l, "value")]).collect();
+        let pasts: Vec<String> = halves.iter().map(|&(l, h)| name(past, l, h)).collect();
+        let presents: Vec<String> = halves.iter().map(|&(l, h)| name(present, l, h)).collect();
+        let (ids, cache, logits) = (ids(), cache(), logits());
+        let mut inputs = vec![("input_ids", I, &ids[..])];
+        inputs.extend(pasts.iter().map(|p| (p.as_str(), F, &cache[..])));
+        let mut outputs = vec![("logits", F, &logits[..])];
+        outputs.extend(presents.iter().map(|p| (p.as_str(), F, &cache[..])));
+        let spec =
+            derive(&graph(&inputs, &outputs), &Manifest::default()).unwrap_or_else(|e| panic!("{past}: {e}"));
+        assert_eq!(spec.states.len(), 2, "{past}");
+        for (l, state) in spec.states.iter().enumerate() {
+            let StatePorts::KeyValue(p) = &state.ports else { panic!("{past}: {state:?}") };
+            assert_eq!((state.layer, p.past_key.as_str()), (l, pasts[2 * l].as_str()));
+            assert_eq!(
+                (p.past_value.as_str(), p.present_key.as_str()),
+                (pasts[2 * l + 1].as_str(), presents[2 * l].as_str())
+            );
+        }
+    }
+}

@@ -9,6 +9,7 @@ use super::{
     probe::{self, Lengths, Run},
     recurrent, sdpa,
     sight::{self, Sight},
+    written,
 };
 use crate::{
     ir::{Constant, Dim, Graph, Node, ValueId},
@@ -43,9 +44,10 @@ pub(super) struct Decoder<'a> {
 /// Lowers without rewriting.
 pub(super) fn lower(graph: &Graph, spec: &LowerSpec) -> Result<Lowered, LowerError> {
     let mut decoder = Decoder::probe(graph, spec)?;
-    for node in &graph.nodes {
+    let written = written::Found::new(&decoder);
+    for (n, node) in graph.nodes.iter().enumerate() {
         let is_data = node.outputs.iter().flatten().any(|v| decoder.class[v.index()] == Class::Data);
-        if is_data {
+        if is_data && !written.lower(&mut decoder, n)? {
             decoder.node(node)?;
         }
     }
@@ -128,6 +130,11 @@ impl<'a> Decoder<'a> {
 
     pub(super) fn class(&self, id: ValueId) -> Class {
         self.class[id.index()]
+    }
+
+    /// Runs of all nodes.
+    pub(super) const fn wide(&self) -> &[Run<'a>; 3] {
+        &self.wide
     }
 
     fn axis(&self, id: ValueId) -> Option<TokenAxis> {

@@ -7,7 +7,7 @@
 //! | `spec`, `ports` | what the graph's inputs and outputs are |
 //! | `class` | which values depend on nothing, on lengths, on tokens |
 //! | `probe`, `meaning` | what values that depend on lengths mean, found by trying many lengths |
-//! | `decoder` | walks the nodes with the token axis of every value; `attention`, `sdpa`, `recurrent` and `emit` make the lowered nodes |
+//! | `decoder` | walks the nodes with the token axis of every value; `attention`, `sdpa`, `written`, `recurrent` and `emit` make the lowered nodes |
 //! | `sight` | which keys the queries see, from masks that a graph computes |
 //! | `rewrite` | fusions and the row selection, on the lowered graph |
 //! | `case` | the same for operator cases, each batch row a sequence |
@@ -30,6 +30,7 @@ mod sight;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod written;
 
 pub use case::{CaseOutput, CaseRefusal, CaseSequence, CaseSource, LoweredCase, lower_case};
 pub use error::LowerError;

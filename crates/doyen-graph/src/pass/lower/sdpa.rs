@@ -20,22 +20,22 @@ use doyen_tensor::{DType, Tensor};
 use std::sync::Arc;
 
 /// What both operators say.
-struct Heads {
+pub(super) struct Heads {
     /// Heads of rank 3 inputs.
-    q: Option<usize>,
-    kv: Option<usize>,
-    scale: Option<f32>,
-    softcap: f32,
-    sight: Sight,
+    pub(super) q: Option<usize>,
+    pub(super) kv: Option<usize>,
+    pub(super) scale: Option<f32>,
+    pub(super) softcap: f32,
+    pub(super) sight: Sight,
     /// Inputs of the past caches.
-    past: [usize; 2],
+    pub(super) past: [usize; 2],
 }
 
 /// Queries, keys or values `[1,T,heads*size]`.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+pub(super) struct Part {
     value: LValueId,
-    heads: usize,
+    pub(super) heads: usize,
     size: usize,
 }
 
@@ -133,14 +133,26 @@ pub(super) fn multi_head(
     lower(d, node, &heads, parts)
 }
 
-fn lower(d: &mut Decoder<'_>, node: &Node, of: &Heads, [q, k, v]: [Part; 3]) -> Result<(), LowerError> {
+fn lower(d: &mut Decoder<'_>, node: &Node, of: &Heads, parts: [Part; 3]) -> Result<(), LowerError> {
+    let state = state(d, node, of.past)?;
+    emit(d, node, (state, None), of, parts)
+}
+
+/// Attention over a state, with sinks `[heads]` or without, whose result is the first of a node.
+pub(super) fn emit(
+    d: &mut Decoder<'_>,
+    node: &Node,
+    (state, sinks): (usize, Option<Operand>),
+    of: &Heads,
+    [q, k, v]: [Part; 3],
+) -> Result<(), LowerError> {
+    const SINKS: usize = 7;
     let fits = k.heads == v.heads && k.size == q.size && k.heads > 0 && q.heads.is_multiple_of(k.heads);
     let Some(y) = output(node, 0).filter(|_| fits) else {
         let shape = |p: Part| format!("{} heads of {}", p.heads, p.size);
         let reason = format!("queries of {}, keys of {}, values of {}", shape(q), shape(k), shape(v));
         return Err(LowerError::node(node, reason));
     };
-    let state = state(d, node, of.past)?;
     let ports = match &d.spec.states[state].ports {
         StatePorts::KeyValue(ports) => ports.clone(),
         StatePorts::Fixed { .. } => CachePorts::default(),
@@ -171,6 +183,7 @@ fn lower(d: &mut Decoder<'_>, node: &Node, of: &Heads, [q, k, v]: [Part; 3]) -> 
     };
     let mut operands: Vec<Option<Operand>> = [q, k, v].map(|p| Some(Operand::Value(p.value))).to_vec();
     operands.resize(10, None);
+    operands[SINKS] = sinks;
     let head_major = d.graph.value(y).fact.rank() == Some(4);
     let axis = TokenAxis { axis: if head_major { 2 } else { 1 }, inner: 1 };
     let out = d.output(node, y, Trace::Tokens(axis))?;
@@ -212,7 +225,7 @@ fn value(d: &mut Decoder<'_>, node: &Node, (index, name): (usize, &str)) -> Resu
 }
 
 /// Queries, keys or values of rank 3 with `heads`, or of rank 4 with the tokens behind the heads.
-fn part(
+pub(super) fn part(
     d: &mut Decoder<'_>,
     node: &Node,
     (index, name): (usize, &str),

@@ -8,3 +8,4 @@ mod random;
 mod refuse;
 mod sdpa;
 mod written;
+mod written_attention;

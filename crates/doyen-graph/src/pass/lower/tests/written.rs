@@ -82,9 +82,9 @@ enum Router {
 fn route(b: &mut Build, router: Router, x: ValueId) -> (ValueId, ValueId) {
     let last = b.ints("last", &[-1]);
     let logits = b.matmul("router", x, HIDDEN, EXPERTS);
-    let softmax = [("axis", Attr::Int(-1))];
+    let softmax = || [("axis", Attr::Int(-1))];
     let scores = match router {
-        Router::Renormalized | Router::OfAll => b.node("Softmax", "scores", softmax, &[Some(logits)]),
+        Router::Renormalized | Router::OfAll => b.node("Softmax", "scores", softmax(), &[Some(logits)]),
         Router::Sigmoid => b.node("Sigmoid", "scores", [], &[Some(logits)]),
         Router::OfChosen | Router::Smallest => logits,
     };
@@ -97,7 +97,7 @@ fn route(b: &mut Build, router: Router, x: ValueId) -> (ValueId, ValueId) {
     };
     let weights = match router {
         Router::OfAll => values,
-        Router::OfChosen | Router::Smallest => b.node("Softmax", "mix", softmax, &[Some(values)]),
+        Router::OfChosen | Router::Smallest => b.node("Softmax", "mix", softmax(), &[Some(values)]),
         Router::Renormalized => {
             let total = total(b);
             b.node("Div", "mix", [], &[Some(values), Some(total)])
