@@ -93,7 +93,7 @@ fn route(b: &mut Build, router: Router, x: ValueId) -> (ValueId, ValueId) {
     let made = b.nodes("TopK", &["chosen", "ids"], attrs, &[Some(scores), Some(k)]);
     let (values, ids) = (made[0], made[1]);
     let total = |b: &mut Build| {
-        b.node("ReduceSum", "total", [("keepdims", Attr::Int(1))], &[Some(values), Some(last)])
+        b.node("ReduceSum", "sum_of_chosen", [("keepdims", Attr::Int(1))], &[Some(values), Some(last)])
     };
     let weights = match router {
         Router::OfAll => values,

