@@ -180,6 +180,9 @@ fn packages_of_other_producers() {
         let package = shared(&format!("goldens/{name}"));
         agrees(&package, &package.join("golden-ort.safetensors"), Numerics::Exact, 2e-4);
     }
+    // Attention with sinks and masks, experts with limits, all in plain operators.
+    let package = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt_oss-mobius"));
+    agrees(package, &package.join("golden-ort.safetensors"), Numerics::Exact, 2e-4);
     // As recorded by a runtime that keeps activations of products with quantized weights in float: the package's own
     // recording is of int8 activations in those products but not in its experts, which no mode here does.
     let package = shared("goldens/gpt_oss/package-genai-int4");

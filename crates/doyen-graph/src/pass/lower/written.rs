@@ -8,7 +8,7 @@
 //!
 //! Conditions: the masks do not depend on tokens and mean causal sight, with a window or without ([`super::sight`]); the
 //! softmax is over the keys; past and present are the two ends of one state; heads are repeated one after the other. Masks
-//! are added, or choose between the scores and a very low number. Without a mask a query would see tokens after its own, which
+//! are added, or choose between the scores and a very low number. Casts among float types may stand anywhere. Without a mask a query would see tokens after its own, which
 //! no step that ends before them can give: refused. What has another structure is not taken for attention, and is then
 //! refused where it reads the cache.
 
@@ -61,7 +61,7 @@ impl Found {
         for (n, node) in d.graph.nodes.iter().enumerate() {
             let mut reader = Reader { d, graph: d.graph, producers: &producers, covered: Vec::new() };
             if let Some(written) = reader.attention(node) {
-                found.covered.extend(reader.covered);
+                found.covered.extend(reader.with_casts());
                 found.last.insert(n, written);
             }
         }
@@ -187,10 +187,37 @@ impl<'d> Reader<'_, 'd> {
         })
     }
 
-    /// The node that makes a value which depends on tokens.
-    fn made(&self, id: ValueId) -> Option<(usize, &'d Node)> {
-        let n = self.producers[id.index()].filter(|_| self.is_data(id))?.index();
-        Some((n, &self.graph.nodes[n]))
+    /// The node that makes a value which depends on tokens, casts among float types left out.
+    fn made(&self, mut id: ValueId) -> Option<(usize, &'d Node)> {
+        loop {
+            let n = self.producers[id.index()].filter(|_| self.is_data(id))?.index();
+            match self.cast(&self.graph.nodes[n]) {
+                Some(x) => id = x,
+                None => return Some((n, &self.graph.nodes[n])),
+            }
+        }
+    }
+
+    /// What a cast among float types reads.
+    fn cast(&self, node: &Node) -> Option<ValueId> {
+        let float =
+            |v: Option<ValueId>| self.d.wide()[0].fact(v?)?.dtype.filter(|t| t.is_float()).map(|_| ());
+        let Op::Cast(_) = node.op else { return None };
+        float(node.outputs.first().copied().flatten())?;
+        float(input(node, 0))?;
+        input(node, 0)
+    }
+
+    /// The nodes of the attention, with the casts that read their results.
+    fn with_casts(self) -> BTreeSet<usize> {
+        let mut covered: BTreeSet<usize> = self.covered.iter().copied().collect();
+        for (n, node) in self.graph.nodes.iter().enumerate() {
+            let of = self.cast(node).and_then(|x| self.producers[x.index()]);
+            if of.is_some_and(|p| covered.contains(&p.index())) {
+                covered.insert(n);
+            }
+        }
+        covered
     }
 
     fn is_data(&self, id: ValueId) -> bool {

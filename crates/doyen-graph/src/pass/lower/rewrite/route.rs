@@ -202,8 +202,9 @@ fn view(
     if graph.value(of).dims == dims {
         return None;
     }
-    let dtype = graph.value(of).dtype;
-    let id = fresh(graph, format!("{name}/{what}"), dtype, dims);
+    // The same numbers under the same name: what compares values by name finds the router's logits.
+    let (own, dtype) = (graph.value(of).name.clone(), graph.value(of).dtype);
+    let id = fresh(graph, own, dtype, dims);
     let (inputs, outputs) = (vec![Some(Operand::Value(of))], vec![Some(id)]);
     Some((LNode { name: format!("{name}/{what}"), op: LOp::View, inputs, outputs }, id))
 }

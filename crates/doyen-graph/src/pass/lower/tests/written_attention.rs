@@ -31,6 +31,8 @@ enum Style {
     TwoScales,
     /// Queries and keys rotated by Split, Neg, Concat, Mul and Add.
     Rotary,
+    /// The softmax is computed in another type.
+    Casts,
     /// Queries see one key beyond their own.
     OffByOne,
     /// Queries do not see their own key.
@@ -264,8 +266,14 @@ impl Writer {
         let all_keys = self.repeated("keys", keys);
         let all_values = self.repeated("values", values);
         let scores = self.scores(q, all_keys);
-        let masked = self.mask(scores);
-        let weights = self.weights(masked);
+        let mut masked = self.mask(scores);
+        if self.style == Style::Casts {
+            masked = self.b.node("Cast", "wide_scores", [("to", Attr::Int(11))], &[Some(masked)]);
+        }
+        let mut weights = self.weights(masked);
+        if self.style == Style::Casts {
+            weights = self.b.node("Cast", "narrow_weights", [("to", Attr::Int(1))], &[Some(weights)]);
+        }
         let b = &mut self.b;
         let y = b.node("MatMul", "attended", [], &[Some(weights), Some(all_values)]);
         let y = if self.style == Style::RunningSum {
@@ -310,6 +318,7 @@ fn attention_in_plain_operators_lowers_to_the_same_function() {
         Style::Softcap,
         Style::TwoScales,
         Style::Rotary,
+        Style::Casts,
     ] {
         let (mut graph, spec) = written(style);
         let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
