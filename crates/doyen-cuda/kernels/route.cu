@@ -167,10 +167,21 @@ struct GroupParams {
     u32 tile_rows;
 };
 
-#define GROUP_THREADS 256
+#define GROUP_THREADS 1024  // at most
+#define GROUP_LOTS 8         // loads of a warp on their way
+
+// The experts of 32 x GROUP_LOTS routes from `from` on, lane by lane; -1 from `end` on.
+__device__ __forceinline__ void load_ids(int (&id)[GROUP_LOTS], const int* ids, u32 from, u32 end) {
+#pragma unroll
+    for (int i = 0; i < GROUP_LOTS; i++) {
+        const u32 r = from + 32 * i + threadIdx.x % 32;
+        id[i] = r < end ? ids[r] : -1;
+    }
+}
 
 // A block an expert: its routes in ascending order, and its tiles. Every block counts all routes, which is cheaper than a
-// launch that does it once. Shared memory: a number an expert.
+// launch that does it once; a warp goes through a run of routes of its own, once to count and once to place. Shared memory: a
+// number an expert.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group(const __grid_constant__ GroupParams p) {
     in_order();
     extern __shared__ int counts[];
@@ -178,12 +189,23 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group(const __grid_c
     __shared__ int warp_counts[GROUP_THREADS / 32];
     const int e = blockIdx.x;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (u32 i = threadIdx.x; i < p.experts; i += GROUP_THREADS) counts[i] = 0;
+    for (u32 i = threadIdx.x; i < p.experts; i += blockDim.x) counts[i] = 0;
     __syncthreads();
-    for (u32 r = threadIdx.x; r < p.routes; r += GROUP_THREADS) atomicAdd(&counts[p.ids[r]], 1);
+    const u32 run = (p.routes + blockDim.x - 1) / blockDim.x * 32;
+    const u32 first = min(warp * run, p.routes), last = min(first + run, p.routes);
+    int id[GROUP_LOTS], mine = 0;
+    for (u32 from = first; from < last; from += 32 * GROUP_LOTS) {
+        load_ids(id, p.ids, from, last);
+#pragma unroll
+        for (int i = 0; i < GROUP_LOTS; i++) {
+            if (id[i] >= 0) atomicAdd(&counts[id[i]], 1);
+            mine += __popc(__ballot_sync(0xffffffffu, id[i] == e));
+        }
+    }
+    if (lane == 0) warp_counts[warp] = mine;
     __syncthreads();
     int before = 0, tiles_before = 0;
-    for (int i = threadIdx.x; i < e; i += GROUP_THREADS) {
+    for (int i = threadIdx.x; i < e; i += blockDim.x) {
         before += counts[i];
         tiles_before += (counts[i] + p.tile_rows - 1) / p.tile_rows;
     }
@@ -191,30 +213,23 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group(const __grid_c
     int start = (int)block_sum((float)before, buffer);
     int tile = (int)block_sum((float)tiles_before, buffer);
     int count = counts[e], tiles = (count + p.tile_rows - 1) / p.tile_rows;
-    for (int t = threadIdx.x; t < tiles; t += GROUP_THREADS)
-        p.tiles[tile + t] = make_int2(e, start + t * p.tile_rows);
+    for (int t = threadIdx.x; t < tiles; t += blockDim.x) p.tiles[tile + t] = make_int2(e, start + t * p.tile_rows);
     if (threadIdx.x == 0) {
         p.ends[e] = start + count;
         if (e == (int)p.experts - 1) *p.tile_count = tile + tiles;
     }
-    // A thread goes through a run of routes of its own, once to count and once to place.
-    const u32 run = (p.routes + GROUP_THREADS - 1) / GROUP_THREADS;
-    const u32 first = min(threadIdx.x * run, p.routes), last = min(first + run, p.routes);
-    int mine = 0;
-    for (u32 r = first; r < last; r++) mine += p.ids[r] == e;
-    int through = mine;
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        int other = __shfl_up_sync(0xffffffffu, through, o);
-        if (lane >= o) through += other;
-    }
-    if (lane == 31) warp_counts[warp] = through;
-    __syncthreads();
-    int at = start + through - mine;
+    if (!mine) return;
+    int at = start;
     for (u32 w = 0; w < warp; w++) at += warp_counts[w];
-    if (mine)
-        for (u32 r = first; r < last; r++)
-            if (p.ids[r] == e) p.order[at++] = r;
+    for (u32 from = first; from < last; from += 32 * GROUP_LOTS) {
+        load_ids(id, p.ids, from, last);
+#pragma unroll
+        for (int i = 0; i < GROUP_LOTS; i++) {
+            const u32 found = __ballot_sync(0xffffffffu, id[i] == e);
+            if (id[i] == e) p.order[at + __popc(found & ((1u << lane) - 1))] = from + 32 * i + lane;
+            at += __popc(found);
+        }
+    }
 }
 
 // Mirrors `ActivateParams`. h1: FC1 rows of each place, h3: FC3 rows where the linear part is apart.

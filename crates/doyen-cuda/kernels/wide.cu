@@ -139,6 +139,7 @@ struct Place {
 template <int N>
 __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p, const Place& at) {
     constexpr int PIECES = (N * (BK / 8) + THREADS - 1) / THREADS;  // 16-byte pieces of x that a thread brings a step
+    constexpr int AHEAD = 2;  // steps of codes on their way
     constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;  // float16 keeps weights larger
     extern __shared__ __align__(1024) u8 memory[];
     const u32 xs = shared_address(memory);
@@ -209,17 +210,17 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
     };
 
     u32 a[4][4];
-    Step ahead[2];
+    Step ahead[AHEAD];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = 0.f;
-    load(ahead[0], 0);
-    load(ahead[1], 1);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) load(ahead[i], i);
 #pragma unroll
     for (u32 i = 0; i < STAGES - 1; i++) bring(i, i);
     u32 stage = 0;  // of the step
-    for (u32 step0 = 0; step0 < steps; step0 += 2)
+    for (u32 step0 = 0; step0 < steps; step0 += AHEAD)
 #pragma unroll
-        for (int set = 0; set < 2; set++) {
+        for (int set = 0; set < AHEAD; set++) {
             const u32 step = step0 + set;
             if (step >= steps) break;
             // The step before is done with its left operands and with its stage. Left operands that are defined while
@@ -227,7 +228,7 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
             // multiplies in the meantime.
             wgmma_wait<0>();
             unpack(a, ahead[set]);
-            load(ahead[set], step + 2);
+            load(ahead[set], step + AHEAD);
             cp_async_wait<STAGES - 2>();
             fence_async();
             __syncthreads();

@@ -40,8 +40,8 @@ impl Linear {
     fn tile(&self, m: usize) -> Option<usize> {
         match (self.operand, products::way(&self.bank)) {
             (None, _) | (_, None) => None,
-            // Floats of few rows lose nothing in float32.
-            (_, Some(Way::Floats)) if m <= FEW => None,
+            // Floats of few rows lose nothing in float32, nor does a product of too few tiles to keep a card busy.
+            (_, Some(Way::Floats)) if m <= FEW || products::float_tiles(self.bank.rows(), m) <= 8 => None,
             (_, Some(way)) => Some(products::rows_alone(m, way)),
         }
     }

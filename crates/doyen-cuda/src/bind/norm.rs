@@ -76,7 +76,8 @@ impl Kernel for NormKernel {
             layer: u32::from(self.statistics == Statistics::MeanVariance),
             eps: self.eps,
         };
-        let threads = width.next_multiple_of(32).clamp(32, 256) as u32;
+        // Four numbers a thread where a block has that many threads.
+        let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32;
         let grid = Grid::new([io.input_numel(0) / width.max(1), 1, 1], threads).shared(self.shared());
         cx.gpu.launch(ready(self.function.as_ref())?, grid, params)
     }

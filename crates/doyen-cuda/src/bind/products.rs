@@ -337,6 +337,11 @@ pub(super) const fn rows_alone(m: usize, way: Way) -> usize {
     }
 }
 
+/// Tiles of 64 rows of gemm.cu for a bank of `rows` rows of floats.
+pub(super) const fn float_tiles(rows: usize, m: usize) -> usize {
+    rows.div_ceil(GEMM_BLOCK) * m.div_ceil(64)
+}
+
 /// Rows of a tile of `routes` routes to `experts` experts. An expert's last tile is rarely full, so few routes to an expert
 /// take small ones.
 pub(super) const fn rows_grouped(routes: usize, experts: usize, way: Way) -> usize {
