@@ -1,6 +1,6 @@
 //! Matrix products with stored weights: `y[t, n] = sum_k x[t, k] * W[n, k] + bias[n]`.
 //!
-//! Weights are read as they lie in the file (2/4/8-bit blocks, floats of 4 and 8 bits ([`mini`]), f32, f16, bf16); activations are laid out to meet them
+//! Weights are read as they lie in the file (2/4/8-bit blocks, floats of 4 and 8 bits (`mini`), f32, f16, bf16); activations are laid out to meet them
 //! ([`super::quantize`]). Used by dense products, the head, the router and, expert by expert, by [`super::experts`].
 //!
 //! # Use
