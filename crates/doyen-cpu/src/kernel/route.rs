@@ -130,8 +130,9 @@ impl Router {
         let (ids, weights) = (UnsafeSlice::new(ids), UnsafeSlice::new(weights));
         pool.for_each(tokens, &|t| {
             // SAFETY: every token has its own range.
-            let (ids, weights) =
-                unsafe { (ids.range(t * k..(t + 1) * k), weights.range(t * k..(t + 1) * k)) };
+            let ids = unsafe { ids.range(t * k..(t + 1) * k) };
+            // SAFETY: as above.
+            let weights = unsafe { weights.range(t * k..(t + 1) * k) };
             let row = t * e..(t + 1) * e;
             self.row(&logits[row.clone()], router_weights.map(|w| &w[row]), ids, weights);
         });

@@ -68,8 +68,8 @@ pub(super) struct Shared {
     panic: Mutex<Option<Payload>>,
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself; it is written by the one caller that holds `busy`, while
-// `pending` is zero, and read by workers only between a successful claim and their decrement of `pending`.
+// `job` is the only field that is not Sync by itself; it is written by the one caller that holds `busy`, while `pending` is zero.
+// SAFETY: workers read the job only between a successful claim and their decrement of `pending`.
 unsafe impl Sync for Shared {}
 // SAFETY: the job is a reference to a Sync closure, which may be used from any thread.
 unsafe impl Send for Shared {}
@@ -114,8 +114,8 @@ impl Shared {
         if self.busy.swap(true, Ordering::Acquire) {
             return None;
         }
-        // SAFETY: only the lifetime changes. The region borrows the job for 'a, and neither `finish` nor the drop of
-        // the region returns before the last worker is done with it; `Pool::run` never leaks a region.
+        // Neither `finish` nor the drop of a region returns before the last worker is done, and `Pool::run` never leaks a region.
+        // SAFETY: only the lifetime changes; the region borrows the job for 'a and outlives every use of it.
         let forever = unsafe { std::mem::transmute::<Job<'a>, Job<'static>>(job) };
         // SAFETY: `busy` makes this thread the only writer, and `pending` is zero, so that no worker reads.
         unsafe { *self.job.get() = Some(forever) };
@@ -211,8 +211,7 @@ pub(super) fn worker_main(shared: &Shared, worker: usize) {
         if !slot.claim(seen) {
             continue;
         }
-        // SAFETY: the region is in progress, since the share was free; its job was written before the epoch, and stays
-        // until this share is done.
+        // SAFETY: the share was free, so the region is in progress; its job was written before the epoch and stays until the share is done.
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             shared.share(job, worker);

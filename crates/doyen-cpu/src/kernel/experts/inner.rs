@@ -57,8 +57,8 @@ impl Inner<'_> {
 
     /// Columns of `of` for the routes of a chunk.
     fn part<'o>(chunk: &Chunk<'_>, of: &Output<'o>, columns: Range<usize>) -> Columns<'o> {
-        // SAFETY: chunks are disjoint in (positions, rows), so are the columns of `h` and `a` that belong to them, and
-        // one chunk drops each part before it takes another one over the same columns.
+        // Their columns of `h` and `a` are as disjoint as chunks are, and a chunk drops a part before it takes another over its columns.
+        // SAFETY: chunks are disjoint in (positions, rows), and use one part of a range at a time.
         unsafe { of.part(chunk.positions.clone(), columns) }
     }
 

@@ -120,9 +120,11 @@ fn row_tile<const TY: u8, const R: usize, const T: usize>(
     let mut acc = [[_mm256_setzero_ps(); R]; T];
     let whole = w.cols / 8 * 8;
     for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= cols, and each slice holds cols elements.
-        let x: [__m256; T] =
-            std::array::from_fn(|i| unsafe { _mm256_loadu_ps(xs[i].as_ptr().add(4 * k).cast()) });
+        let mut x = [_mm256_setzero_ps(); T];
+        for i in 0..T {
+            // SAFETY: k + 8 <= cols, and each slice holds cols elements.
+            x[i] = unsafe { _mm256_loadu_ps(xs[i].as_ptr().add(4 * k).cast()) };
+        }
         for r in 0..R {
             // SAFETY: as above.
             let v = unsafe { load8(ty, rows[r].as_ptr().add(k * size)) };

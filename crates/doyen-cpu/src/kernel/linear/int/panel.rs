@@ -40,8 +40,7 @@ impl Panel {
         blocks: usize,
         offset: f32,
     ) {
-        // SAFETY: the caller's promise, for `scales` too; rows are `stride` apart in the buffer, and the buffer has room for eight
-        // numbers behind the last one.
+        // SAFETY: the caller's promise, for `scales` too; the buffer has room for all rows and eight numbers behind the last one.
         unsafe {
             if blocks == g.blocks {
                 scales::widen(w.scales, first * blocks, L::ROWS * blocks, &mut self.rows);

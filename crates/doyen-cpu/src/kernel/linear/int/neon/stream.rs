@@ -118,8 +118,8 @@ impl<const T: usize> Job<'_, T> {
         let at = &self.g.acts;
         let mut sums = [[vdupq_n_s32(0); OCTET / VECTOR]; T];
         let vectors = UNIT * BITS / VECTOR;
-        // SAFETY: the caller's promise; activations and their numbers are padded to whole octets. Two vectors of codes are a span,
-        // and plane `p` of a span's activations is 32 bytes.
+        // Two vectors of codes are a span, and plane `p` of a span's activations is 32 bytes.
+        // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
         unsafe {
             for v in 0..vectors {
                 let packed = vld1q_u8(codes.add(VECTOR * v));
