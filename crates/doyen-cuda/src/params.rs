@@ -93,24 +93,11 @@ pub(crate) struct Gemm {
     pub(crate) y_by_route: u32,
 }
 
-/// `WideParams` of wide.cu.
+/// `WideParams` of wide.cu, which begin with those of a [`Gemm`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Wide {
-    pub(crate) w: Weights,
-    pub(crate) x: Addr,
-    pub(crate) y: Addr,
-    pub(crate) bias: Addr,
-    pub(crate) order: Addr,
-    pub(crate) tiles: Addr,
-    pub(crate) ends: Addr,
-    pub(crate) tile_count: Addr,
-    pub(crate) x_stride: u64,
-    pub(crate) y_stride: u64,
-    pub(crate) bias_float: u32,
-    pub(crate) m: u32,
-    pub(crate) x_div: u32,
-    pub(crate) y_by_route: u32,
+    pub(crate) gemm: Gemm,
     pub(crate) y_span: u32,
     pub(crate) act: Activation,
 }
@@ -179,24 +166,11 @@ pub(crate) struct Stream {
     pub(crate) act: Activation,
 }
 
-/// `EightParams` of eight.cu.
+/// `EightParams` of eight.cu, which begin with those of a [`Gemm`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Eight {
-    pub(crate) w: Weights,
-    pub(crate) x: Addr,
-    pub(crate) y: Addr,
-    pub(crate) bias: Addr,
-    pub(crate) order: Addr,
-    pub(crate) tiles: Addr,
-    pub(crate) ends: Addr,
-    pub(crate) tile_count: Addr,
-    pub(crate) x_stride: u64,
-    pub(crate) y_stride: u64,
-    pub(crate) bias_float: u32,
-    pub(crate) m: u32,
-    pub(crate) x_div: u32,
-    pub(crate) y_by_route: u32,
+    pub(crate) gemm: Gemm,
     pub(crate) narrowed: u32,
     pub(crate) split: u32,
     pub(crate) y_span: u32,

@@ -2,7 +2,7 @@
 
 use super::{
     Context,
-    products::{FEW, Groups, Product},
+    products::{FEW, Groups, Product, gemm},
     stream,
 };
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     error::CudaError,
     module::{Module, Operand},
     params,
-    weights::{Bank, optional},
+    weights::Bank,
 };
 use doyen_tensor::format::Bits;
 
@@ -76,12 +76,9 @@ impl Eight {
     ) -> Result<(), CudaError> {
         let rows = job.bank.rows();
         let (values, per_group) = if act.gate == 0 { (rows, 16) } else { (rows / 2, 8) };
-        let params = params::Eight {
-            y_stride: values as u64,
-            y_span: stream::span(next.bits),
-            act,
-            ..params(g, job)?
-        };
+        let params = params(g, job)?;
+        let gemm = params::Gemm { y_stride: values as u64, ..params.gemm };
+        let params = params::Eight { gemm, y_span: stream::span(next.bits), act, ..params };
         self.run(cx, &self.activated, g, (job.bank, values.div_ceil(per_group)), params)
     }
 
@@ -119,27 +116,8 @@ const fn split(groups: usize, segments: usize, warps: usize) -> usize {
 }
 
 fn params(g: &Groups, job: &Product<'_>) -> Result<params::Eight, CudaError> {
-    let (bias, bias_float) = optional(job.bias);
-    Ok(params::Eight {
-        w: job.bank.params()?,
-        x: job.x,
-        y: job.y,
-        bias,
-        order: g.order,
-        tiles: g.list,
-        ends: g.ends,
-        tile_count: g.count,
-        x_stride: job.bank.cols() as u64,
-        y_stride: job.bank.rows() as u64,
-        bias_float,
-        m: g.routes as u32,
-        x_div: job.x_div as u32,
-        y_by_route: u32::from(job.x_div == 0),
-        narrowed: 0,
-        split: 1,
-        y_span: 0,
-        act: params::Activation::IDENTITY,
-    })
+    let act = params::Activation::IDENTITY;
+    Ok(params::Eight { gemm: gemm(g, job)?, narrowed: 0, split: 1, y_span: 0, act })
 }
 
 #[cfg(test)]

@@ -215,25 +215,8 @@ pub(super) fn launch(
         Kernels::Codes(k) => tile(cx, k, g, job),
         Kernels::Floats { tiles, grouped } => {
             let [small, large] = if g.is_grouped() { grouped } else { tiles };
-            let (bias, bias_float) = optional(job.bias);
-            let params = params::Gemm {
-                w: job.bank.params()?,
-                x: job.x,
-                y: job.y,
-                bias,
-                order: g.order,
-                tiles: g.list,
-                ends: g.ends,
-                tile_count: g.count,
-                x_stride: job.bank.cols() as u64,
-                y_stride: job.bank.rows() as u64,
-                bias_float,
-                m: g.routes as u32,
-                x_div: job.x_div as u32,
-                y_by_route: u32::from(job.x_div == 0),
-            };
             let grid = Grid::new([job.bank.rows().div_ceil(GEMM_BLOCK), g.tiles, 1], 128);
-            cx.gpu.launch(if g.rows == 16 { small } else { large }, grid, params)
+            cx.gpu.launch(if g.rows == 16 { small } else { large }, grid, gemm(g, job)?)
         }
     }
 }
@@ -294,8 +277,28 @@ fn narrow(cx: &Context<'_>, k: &CodeKernels, job: &Product<'_>, block_shift: u32
     cx.gpu.launch(&k.narrow, Grid::over(runs), params)
 }
 
+/// What every kernel of tiles is told: rows of x and y follow each other.
+pub(super) fn gemm(g: &Groups, job: &Product<'_>) -> Result<params::Gemm, CudaError> {
+    let (bias, bias_float) = optional(job.bias);
+    Ok(params::Gemm {
+        w: job.bank.params()?,
+        x: job.x,
+        y: job.y,
+        bias,
+        order: g.order,
+        tiles: g.list,
+        ends: g.ends,
+        tile_count: g.count,
+        x_stride: job.bank.cols() as u64,
+        y_stride: job.bank.rows() as u64,
+        bias_float,
+        m: g.routes as u32,
+        x_div: job.x_div as u32,
+        y_by_route: u32::from(job.x_div == 0),
+    })
+}
+
 fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
-    let cols = job.bank.cols();
     let (tiles, grouped) = match &k.tiles {
         Tiles::Wide(wide) => return wide.product(cx, g, job),
         Tiles::Mma { tiles, grouped } => (tiles, grouped),
@@ -303,23 +306,7 @@ fn tile(cx: &Context<'_>, k: &CodeKernels, g: &Groups, job: &Product<'_>) -> Res
     // The order of blocks of 64 and more, which a tile takes for all.
     narrow(cx, k, job, 31)?;
     let [small, large] = if g.is_grouped() { grouped } else { tiles };
-    let (bias, bias_float) = optional(job.bias);
-    let params = params::Gemm {
-        w: job.bank.params()?,
-        x: job.narrow,
-        y: job.y,
-        bias,
-        order: g.order,
-        tiles: g.list,
-        ends: g.ends,
-        tile_count: g.count,
-        x_stride: cols as u64,
-        y_stride: job.bank.rows() as u64,
-        bias_float,
-        m: g.routes as u32,
-        x_div: job.x_div as u32,
-        y_by_route: u32::from(job.x_div == 0),
-    };
+    let params = params::Gemm { x: job.narrow, ..gemm(g, job)? };
     let grid = Grid::new([job.bank.rows().div_ceil(TILE_BLOCK), g.tiles, 1], 256);
     let f = if g.rows == 64 { small } else { large };
     cx.gpu.launch(f, grid.shared(tile_shared(g.rows)), params)

@@ -2,7 +2,7 @@
 
 use super::{
     Context,
-    products::{Groups, Product},
+    products::{Groups, Product, gemm},
     ready, stream,
 };
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     error::CudaError,
     module::{Module, Operand},
     params,
-    weights::{Bank, optional},
+    weights::Bank,
 };
 use doyen_tensor::format::Bits;
 
@@ -79,7 +79,7 @@ impl Wide {
     /// When the launch fails.
     pub(super) fn launch(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
         let rows = job.bank.rows();
-        let params = params::Wide { y_stride: rows as u64, ..params(g, job)? };
+        let params = params::Wide { gemm: params(g, job)?, y_span: 0, act: params::Activation::IDENTITY };
         run(cx, &self.products, g, rows.div_ceil(ROWS), params)
     }
 
@@ -98,13 +98,8 @@ impl Wide {
         self.narrow(cx, job)?;
         let stride = line(next.1.cols());
         let per_block = if act.gate == 0 { ROWS } else { ROWS / 2 };
-        let params = params::Wide {
-            x: job.narrow,
-            y_stride: stride as u64,
-            y_span: stream::span(next.0.bits),
-            act,
-            ..params(g, job)?
-        };
+        let gemm = params::Gemm { x: job.narrow, y_stride: stride as u64, ..params(g, job)? };
+        let params = params::Wide { gemm, y_span: stream::span(next.0.bits), act };
         run(cx, &self.activated, g, stride.div_ceil(per_block), params)
     }
 
@@ -127,26 +122,8 @@ fn run(
     cx.gpu.launch(ready(function.map(|(_, f)| f))?, grid, params)
 }
 
-fn params(g: &Groups, job: &Product<'_>) -> Result<params::Wide, CudaError> {
-    let (bias, bias_float) = optional(job.bias);
-    Ok(params::Wide {
-        w: job.bank.params()?,
-        x: job.x,
-        y: job.y,
-        bias,
-        order: g.order,
-        tiles: g.list,
-        ends: g.ends,
-        tile_count: g.count,
-        x_stride: line(job.bank.cols()) as u64,
-        y_stride: 0,
-        bias_float,
-        m: g.routes as u32,
-        x_div: job.x_div as u32,
-        y_by_route: u32::from(job.x_div == 0),
-        y_span: 0,
-        act: params::Activation::IDENTITY,
-    })
+fn params(g: &Groups, job: &Product<'_>) -> Result<params::Gemm, CudaError> {
+    Ok(params::Gemm { x_stride: line(job.bank.cols()) as u64, ..gemm(g, job)? })
 }
 
 #[cfg(test)]
