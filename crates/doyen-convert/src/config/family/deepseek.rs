@@ -1,9 +1,9 @@
 //! DeepSeek-V2 and V3: latent attention, experts in groups, shared experts; the first layers are dense.
 
-use super::glm::sigmoid_experts;
+use super::glm::{behind_dense_layers, sigmoid_experts};
 use crate::{
     ConvertError,
-    config::{Fields, Groups, Latent, Mixer, Mlp, MlpNames, ModelConfig, Moe, Routing, Score, Shared},
+    config::{Fields, Groups, Latent, Mixer, Mlp, ModelConfig, Moe, Routing, Score},
 };
 
 /// Softmax scores, the best groups by their best expert.
@@ -35,14 +35,7 @@ pub(super) fn deepseek_v2(f: &Fields) -> Result<ModelConfig, ConvertError> {
         normalize: false,
         scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
     };
-    let shared = f.count("n_shared_experts", 0)?;
-    if shared > 0 {
-        let intermediate = moe.intermediate * shared;
-        let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
-        moe.shared = Some(Shared { mlp, gate: None });
-    }
-    let dense = f.count("first_k_dense_replace", 0)?;
-    c.set_moe(&moe, |i| i >= dense);
+    behind_dense_layers(f, &mut c, moe)?;
     Ok(c)
 }
 

@@ -59,6 +59,11 @@ pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Con
         normalize: f.flag("norm_topk_prob", false)?,
         scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
     };
+    behind_dense_layers(f, c, moe)
+}
+
+/// Experts, and those that every token shares, in all layers but the first ones.
+pub(super) fn behind_dense_layers(f: &Fields, c: &mut ModelConfig, mut moe: Moe) -> Result<(), ConvertError> {
     let shared = f.count("n_shared_experts", 0)?;
     if shared > 0 {
         let intermediate = moe.intermediate * shared;
