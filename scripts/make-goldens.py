@@ -289,14 +289,63 @@ FAMILIES |= {
     ),
 }
 
+SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+          "patch_size": 14}
+VISUAL = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48}
+DEEPSTACK = {**VISUAL, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 3, 3]}
+
+# Text models inside of multimodal ones: configuration class, fields of the text model, fields of the tower, others.
+WRAPPED = {
+    "gemma3_in_wrapper": (
+        "Gemma3Config",
+        {"num_hidden_layers": 3, "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        SIGLIP,
+        {"tie_word_embeddings": True, "mm_tokens_per_image": 4, "eos_token_id": [2, 9]},
+    ),
+    "mistral_in_wrapper": (
+        "Mistral3Config",
+        {"model_type": "mistral", "sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e8}},
+        {**SIGLIP, "model_type": "pixtral"},
+        {"tie_word_embeddings": False},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLConfig", {"head_dim": None, "hidden_size": 64, "rope_parameters": SECTIONS},
+        {**VISUAL, "out_hidden_size": 64}, {"tie_word_embeddings": True},
+    ),
+    "qwen3_vl": ("Qwen3VLConfig", {"rope_parameters": SECTIONS}, DEEPSTACK, {}),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeConfig",
+        {"rope_parameters": SECTIONS, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+        DEEPSTACK, {},
+    ),
+    "qwen3_5_moe_in_wrapper": (
+        "Qwen3_5MoeConfig",
+        {k: v for k, v in FAMILIES["qwen3_5_moe"][1].items()},
+        {k: v for k, v in DEEPSTACK.items() if k != "deepstack_visual_indexes"}, {},
+    ),
+}
+
+
+def configuration(family):
+    """The configuration, and the class that makes its model."""
+    if family in FAMILIES:
+        name, fields = FAMILIES[family]
+        fields = {k: v for k, v in {**COMMON, **fields}.items() if v is not None}
+        return getattr(transformers, name)(**fields), transformers.AutoModelForCausalLM
+    name, text, tower, fields = WRAPPED[family]
+    text = {k: v for k, v in {**COMMON, **text}.items() if v is not None or k == "sliding_window"}
+    config = getattr(transformers, name)(text_config=text, vision_config=tower, **fields)
+    config.text_config._experts_implementation = "eager"
+    return config, transformers.AutoModelForImageTextToText
+
 
 def build(family, seed):
-    name, fields = FAMILIES[family]
-    fields = {k: v for k, v in {**COMMON, **fields}.items() if v is not None}
-    config = getattr(transformers, name)(**fields)
+    config, maker = configuration(family)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = maker.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -390,9 +439,9 @@ def main():
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("family", nargs="*", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("family", nargs="*", help=f"of {', '.join([*FAMILIES, *WRAPPED])}")
     args = parser.parse_args()
-    for family in args.family or FAMILIES:
+    for family in args.family or [*FAMILIES, *WRAPPED]:
         write(family, args.out)
 
 

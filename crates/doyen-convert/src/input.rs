@@ -25,10 +25,16 @@ impl Input {
     }
 
     fn open_folder(path: &Path) -> Result<Self, ConvertError> {
-        let config = ModelConfig::read(path)?;
+        let mut config = ModelConfig::read(path)?;
         let mut notices = Vec::new();
         let files = manifest::copied_files(path, config.vocab, &mut notices)?;
         let mut checkpoint = Checkpoint::open(path)?;
+        if let Some(wrapper) = &config.wrapper {
+            let left = checkpoint.unwrap_text()?;
+            notices.push(wrapper.told(&left));
+            // Files say little and classes assume this and that: what is there decides.
+            config.head.tied = wrapper.tied.unwrap_or(true) && !checkpoint.has_head();
+        }
         if let Some(quantization) = config.quantization {
             checkpoint.compose(quantization)?;
         }

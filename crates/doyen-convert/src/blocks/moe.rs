@@ -151,7 +151,15 @@ impl Builder<'_> {
     fn experts(&mut self, module: &str, moe: &Moe) -> Result<Experts, ConvertError> {
         let (count, hidden, inner) = (moe.experts, self.config.hidden, moe.intermediate);
         let [gate_up, down] = moe.names.all.map(|name| format!("{module}.{name}"));
-        let transposed = moe.names.fused == Fused::TransposedPairs;
+        let transposed = match moe.names.fused {
+            Fused::Halves => false,
+            Fused::TransposedPairs => true,
+            // Of the two tensors the square one cannot tell.
+            Fused::TransposedHalves if hidden == inner => {
+                self.checkpoint.shape(&gate_up) == Some(&[count, hidden, 2 * inner])
+            }
+            Fused::TransposedHalves => self.checkpoint.shape(&down) == Some(&[count, inner, hidden]),
+        };
         let (fc1, fc2) = if self.checkpoint.contains(&format!("{gate_up}_blocks")) {
             let fc1 = self.checkpoint.take_mxfp4(&gate_up, [count, 2 * inner, hidden])?;
             (fc1, self.checkpoint.take_mxfp4(&down, [count, hidden, inner])?)
@@ -162,7 +170,9 @@ impl Builder<'_> {
             return self.single_experts(module, moe);
         };
         let halves = |w: Weight| match moe.names.fused {
-            Fused::Halves => Rows::Interleaved(w.part(0..inner, false), w.part(inner..2 * inner, false)),
+            Fused::Halves | Fused::TransposedHalves => {
+                Rows::Interleaved(w.part(0..inner, false), w.part(inner..2 * inner, false))
+            }
             Fused::TransposedPairs => Rows::Tensor(w),
         };
         let biases = if moe.bias {

@@ -62,6 +62,9 @@ pub enum Fused {
     Halves,
     /// `[E, H, 2I]` and `[E, I, H]`: transposed, gate and up columns in turn.
     TransposedPairs,
+    /// `[E, H, 2I]` and `[E, I, H]`: transposed, all gate columns before all up columns; or as [`Halves`](Self::Halves), as
+    /// the shapes tell.
+    TransposedHalves,
 }
 
 impl ExpertNames {
@@ -158,6 +161,11 @@ impl Moe {
     /// Experts as Qwen has them, with counts and extents in these fields.
     pub(super) fn read(f: &Fields, names: [&str; 3]) -> Result<Self, ConvertError> {
         let [experts_field, top_k_field, intermediate_field] = names;
+        // What newer releases of the same classes write.
+        let experts_field = match experts_field {
+            "num_experts" if f.value("num_experts").is_none() => "num_local_experts",
+            field => field,
+        };
         let (experts, top_k) = (f.size(experts_field)?, f.size(top_k_field)?);
         if top_k > experts {
             return Err(f.wrong(top_k_field, top_k, format!("at most {experts_field} = {experts}")));

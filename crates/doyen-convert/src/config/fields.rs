@@ -53,6 +53,11 @@ impl Fields {
         out
     }
 
+    /// Gives a field a value in place of the file's.
+    pub(crate) fn set(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
+    }
+
     /// The same fields, where lists of one number for each layer are that number.
     pub(crate) fn with_uniform(&self, names: &[&str]) -> Result<Self, ConvertError> {
         let mut out = self.clone();

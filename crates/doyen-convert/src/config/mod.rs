@@ -9,6 +9,7 @@
 //! | `windows` | which layers see a window only |
 //! | `fields` | typed access, and which fields were read |
 //! | `unread` | what is done about fields that no recipe read |
+//! | `wrapper` | text models inside of multimodal ones |
 //! | `tokens` | special tokens and sampling defaults |
 //!
 //! Every field that the graph depends on is read, with the defaults of the released implementations; a field whose
@@ -26,6 +27,7 @@ mod rope;
 mod tokens;
 mod unread;
 mod windows;
+mod wrapper;
 
 pub use attention::{Attention, AttentionNames, QkNorm, Tensors};
 pub use experts::{Correction, ExpertNames, Fused, Groups, Moe, RouterNames, Routing, Score, Shared, SwiGlu};
@@ -38,6 +40,7 @@ pub use quantization::Quantization;
 pub use recurrent::{DeltaNet, DeltaProjections, ShortConv};
 pub use rope::{Rope, RopeScaling};
 pub use tokens::SpecialTokens;
+pub use wrapper::Wrapper;
 
 use crate::ConvertError;
 use std::path::Path;
@@ -73,6 +76,8 @@ pub struct ModelConfig {
     pub layers: Vec<Layer>,
     /// Special tokens.
     pub tokens: SpecialTokens,
+    /// The multimodal model that this is the text model of.
+    pub wrapper: Option<Wrapper>,
     /// How the weights are quantized.
     pub quantization: Option<Quantization>,
     /// Things a user should know.
@@ -199,9 +204,17 @@ impl ModelConfig {
     }
 
     pub(crate) fn parse(f: &Fields, generation: Option<&Fields>) -> Result<Self, ConvertError> {
-        let family = family::find(f)?;
-        let f = &f.with_defaults(family.defaults);
+        let (inner, wrapper) = match family::find(f) {
+            Err(ConvertError::Architecture { found, known }) => match wrapper::text_model(f, &found)? {
+                Some((inner, wrapper)) => (inner, Some(wrapper)),
+                None => return Err(ConvertError::Architecture { found, known }),
+            },
+            known => known.map(|_| (f.clone(), None))?,
+        };
+        let family = family::find(&inner)?;
+        let f = &inner.with_defaults(family.defaults);
         let mut config = (family.read)(f)?;
+        config.wrapper = wrapper;
         config.tokens = SpecialTokens::read(f, generation, config.vocab)?;
         family.architecture.clone_into(&mut config.architecture);
         config.genai_type = family.genai_type;
@@ -241,6 +254,7 @@ impl ModelConfig {
             },
             layers: vec![layer; f.size_up_to("num_hidden_layers", MOST_LAYERS)?],
             tokens: SpecialTokens::default(),
+            wrapper: None,
             quantization: Quantization::read(f)?,
             notices,
         })

@@ -207,7 +207,8 @@ impl RopeScaling {
             None => p.string("type")?.unwrap_or("default"),
         };
         let (scaling, own): (Self, &[&str]) = match kind {
-            "default" => (Self::Default, &[]),
+            // Positions of time, height and width, which are one and the same in text.
+            "default" | "mrope" => (Self::Default, &[]),
             "linear" => (Self::Linear { factor: p.positive_float("factor", None)? }, &["factor"]),
             "llama3" => (
                 Self::read_llama3(p)?,

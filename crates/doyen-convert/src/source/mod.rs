@@ -9,6 +9,7 @@ mod compose;
 mod file;
 mod packed;
 mod weight;
+mod wrapped;
 
 pub(crate) use file::Data;
 pub use packed::Packing;
@@ -156,7 +157,7 @@ impl Checkpoint {
             return Err(ConvertError::tensor(&stored, format!("expected {expected}, found {found}")));
         }
         if transposed {
-            entry.order = RowOrder::Transposed;
+            entry.order = RowOrder::Transposed { width: rows, first: 0 };
         }
         Ok((0..count).map(|i| Weight::matrix(&stored, &entry, (rows, cols), i)).collect())
     }
@@ -212,6 +213,11 @@ impl Checkpoint {
         let packed =
             |(n, e): (&String, &Entry)| n.ends_with("_blocks") || matches!(e.dtype, SourceType::Packed(_));
         self.is_renamed() || self.tensors.iter().any(packed)
+    }
+
+    /// The shape of the tensor of this name.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|e| e.shape.as_slice())
     }
 
     /// The type of the tensor of this name.

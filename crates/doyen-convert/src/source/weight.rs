@@ -93,8 +93,14 @@ pub enum RowOrder {
     /// Within each head of this many rows (or elements of a vector), channel pairs of the rotation lie beside each other
     /// (`2i` and `2i + 1`) and belong half a head apart (`i` and `i + head / 2`).
     RotaryPairs(usize),
-    /// The matrix is stored transposed: its columns are stored rows.
-    Transposed,
+    /// The matrix is stored transposed, its columns being stored rows: of this many elements, of which the matrix has those
+    /// from `first` on.
+    Transposed {
+        /// Elements of a stored row.
+        width: usize,
+        /// The element that is the matrix's first row.
+        first: usize,
+    },
 }
 
 /// A matrix `[rows, cols]` of the checkpoint (vectors are one row), as a place in a file.
@@ -134,11 +140,15 @@ impl Weight {
             return self.clone();
         }
         let name = format!("{}[{}:{}]", self.name, range.start, range.end).into();
+        let (rows, cols) = if vector { (self.rows, range.len()) } else { (range.len(), self.cols) };
+        let part = Self { name, rows, cols, ..self.clone() };
+        if let RowOrder::Transposed { width, first } = self.order {
+            return Self { order: RowOrder::Transposed { width, first: first + range.start }, ..part };
+        }
         let before = if vector { 1 } else { self.cols };
         let offset = self.offset + (range.start * self.dtype.row_bytes(before)) as u64;
-        let (rows, cols) = if vector { (self.rows, range.len()) } else { (range.len(), self.cols) };
         let first_row = self.first_row + if vector { 0 } else { range.start };
-        Self { name, rows, cols, offset, first_row, ..self.clone() }
+        Self { offset, first_row, ..part }
     }
 
     /// Name in the checkpoint.
@@ -256,9 +266,10 @@ impl Weight {
                 let stored = range(first..rows.end.next_multiple_of(head).min(self.rows))?;
                 Ok(half_heads(&stored, rows.clone(), first, (head, row_bytes)))
             }
-            RowOrder::Transposed => {
-                let stored = self.data.range(self.offset, self.rows * row_bytes)?;
-                Ok(transposed(&stored, rows.clone(), self.rows, self.dtype.row_bytes(1)))
+            RowOrder::Transposed { width, first } => {
+                let stored = self.data.range(self.offset, width * row_bytes)?;
+                let columns = first + rows.start..first + rows.end;
+                Ok(transposed(&stored, columns, width, self.dtype.row_bytes(1)))
             }
         }
     }

@@ -9,3 +9,4 @@ mod goldens;
 mod lowered;
 mod packages;
 mod packed;
+mod wrappers;

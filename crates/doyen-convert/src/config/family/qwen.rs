@@ -3,7 +3,10 @@
 use super::{biased_attention, plain};
 use crate::{
     ConvertError,
-    config::{Attention, Fields, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Shared, windows},
+    config::{
+        Attention, ExpertNames, Fields, Fused, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Shared,
+        windows,
+    },
 };
 
 /// Biases on query, key and value.
@@ -40,7 +43,11 @@ pub(super) fn qwen3_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
 fn experts(f: &Fields) -> Result<Moe, ConvertError> {
     let moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
     let routing = Routing { normalize: f.flag("norm_topk_prob", false)?, ..Routing::SOFTMAX };
-    Ok(Moe { routing, ..moe })
+    let fused = match f.string("model_type")? {
+        Some("qwen3_vl_moe_text") => Fused::TransposedHalves,
+        _ => Fused::Halves,
+    };
+    Ok(Moe { routing, names: ExpertNames { fused, ..ExpertNames::QWEN }, ..moe })
 }
 
 /// Experts in every `decoder_sparse_step`-th layer, those in `mlp_only_layers` excepted.
