@@ -12,9 +12,9 @@ use super::{
 };
 use crate::kernel::quantize::Prepared;
 use doyen_tensor::{FloatView, format::QuantMatrix};
-use std::{mem::MaybeUninit, ops::Range};
+use std::mem::MaybeUninit;
 
-/// Tokens that meet a staged segment before the next segment is staged.
+/// Tokens that meet a staged segment before the next segment is staged; a multiple of those of any register tile.
 const BATCH: usize = 64;
 /// Columns that are staged at a time: with 16 rows their codes are half of a first-level cache.
 pub(super) const STAGED: usize = SEGMENT;
@@ -111,7 +111,12 @@ impl<'a> Job<'a> {
         // Every token's lanes are written before they are read.
         let mut sums = [const { MaybeUninit::<[f32; LANES * MAX_ROWS]>::uninit() }; BATCH];
         let sums = sums.as_mut_ptr().cast::<f32>();
+        let mut acts = [std::ptr::null(); BATCH];
         for tokens in tiles(0..self.acts.rows(), BATCH) {
+            // Once, not for every tile: a product of many tiles spent a fifteenth of its time there.
+            for (a, t) in acts.iter_mut().zip(tokens.clone()) {
+                *a = self.acts.row(t).as_ptr();
+            }
             for rows in tiles(out.range(), L::ROWS) {
                 let first = self.tile::<L>(rows.start);
                 // SAFETY: the caller's promise; stage and sums have room for a segment and a batch.
@@ -119,7 +124,8 @@ impl<'a> Job<'a> {
                     for start in (0..self.w.cols).step_by(STAGED) {
                         let segment = self.segment::<L>(first, (start, STAGED), &mut panel);
                         fill_stage::<L, BITS>(&segment, stage);
-                        self.add_staged::<L, BITS, UNIT>(&segment, &panel, stage, tokens.clone(), sums);
+                        let acts = &acts[..tokens.len()];
+                        self.add_staged::<L, BITS, UNIT>(&segment, &panel, stage, acts, sums);
                     }
                     for (t, i) in tokens.clone().zip(0..) {
                         let acc = lane_sum::<L>(sums.add(i * LANES * MAX_ROWS));
@@ -130,7 +136,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Adds a staged segment for a batch of tokens.
+    /// Adds a staged segment for a batch of rows of activations.
     ///
     /// # Safety
     /// As [`rows`]; segment and panel belong to a tile of the matrix, and the stage holds the segment.
@@ -140,40 +146,43 @@ impl<'a> Job<'a> {
         segment: &Segment,
         panel: &Panel,
         stage: *const u8,
-        tokens: Range<usize>,
+        acts: &[*const u8],
         sums: *mut f32,
     ) {
         let mut t = 0;
-        while t < tokens.len() {
-            let (at, sums) = (tokens.start + t, sums.wrapping_add(t * LANES * MAX_ROWS));
+        while t < acts.len() {
+            let (left, sums) = (&acts[t..], sums.wrapping_add(t * LANES * MAX_ROWS));
             // SAFETY: the caller's promise.
             t += unsafe {
-                match tokens.len() - t {
-                    8.. if L::TOKENS == 8 => self.tokens::<L, BITS, UNIT, 8>(segment, panel, stage, at, sums),
-                    4.. => self.tokens::<L, BITS, UNIT, 4>(segment, panel, stage, at, sums),
-                    2.. => self.tokens::<L, BITS, UNIT, 2>(segment, panel, stage, at, sums),
-                    _ => self.tokens::<L, BITS, UNIT, 1>(segment, panel, stage, at, sums),
+                match left.len() {
+                    7.. if L::TOKENS == 8 => {
+                        self.tokens::<L, BITS, UNIT, 8>(segment, panel, stage, left, sums)
+                    }
+                    3.. => self.tokens::<L, BITS, UNIT, 4>(segment, panel, stage, left, sums),
+                    2 => self.tokens::<L, BITS, UNIT, 2>(segment, panel, stage, left, sums),
+                    _ => self.tokens::<L, BITS, UNIT, 1>(segment, panel, stage, left, sums),
                 }
             };
         }
     }
 
-    /// Adds a staged segment for tokens `at .. at + T`; returns `T`.
+    /// Adds a staged segment for the first `T` rows of `left`; returns `T`. Where there are fewer, the last one is taken more than
+    /// once: that costs less than going through the segment again for a few.
     ///
     /// # Safety
-    /// As [`Job::add_staged`].
+    /// As [`Job::add_staged`]; `sums` has room for `T` rows.
     #[inline(always)]
     unsafe fn tokens<L: ByteLanes, const BITS: usize, const UNIT: usize, const T: usize>(
         &self,
         segment: &Segment,
         panel: &Panel,
         stage: *const u8,
-        at: usize,
+        left: &[*const u8],
         sums: *mut f32,
     ) -> usize {
         let mut acts = [std::ptr::null(); T];
         for (t, a) in acts.iter_mut().enumerate() {
-            *a = self.acts.row(at + t).as_ptr();
+            *a = left[t.min(left.len() - 1)];
         }
         // By value: what a pointer might change is read anew for every unit.
         let place = self.place(segment);
