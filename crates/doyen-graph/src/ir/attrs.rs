@@ -4,6 +4,9 @@ use crate::ops::OpError;
 use doyen_tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The largest count that an attribute may say, far beyond any model's: sums and products of a few of them fit anywhere.
+pub const MOST: usize = 1 << 20;
+
 /// An attribute value.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
@@ -114,8 +117,8 @@ impl Attrs {
         /// An int attribute.
         int, Int, i64);
     getter!(
-        /// A float attribute.
-        float, Float, f32);
+        /// A float attribute as it is.
+        any_float, Float, f32);
     getter!(
         /// A string attribute.
         string, Str, String);
@@ -128,6 +131,61 @@ impl Attrs {
     getter!(
         /// A tensor attribute.
         tensor, Tensor, Tensor);
+
+    /// A float attribute. NaN means nothing anywhere.
+    ///
+    /// # Errors
+    /// When the attribute is of another kind, or NaN.
+    pub fn float(&mut self, name: &'static str) -> Result<Option<f32>, OpError> {
+        self.float_where(name, "a number", |v| !v.is_nan())
+    }
+
+    /// A float attribute that is a finite number.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn finite(&mut self, name: &'static str) -> Result<Option<f32>, OpError> {
+        self.float_where(name, "a finite number", f32::is_finite)
+    }
+
+    /// A float attribute that is a finite number of 0 or more.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn not_negative(&mut self, name: &'static str) -> Result<Option<f32>, OpError> {
+        self.float_where(name, "a finite number of 0 or more", |v| v.is_finite() && v >= 0.0)
+    }
+
+    fn float_where(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        fits: impl Fn(f32) -> bool,
+    ) -> Result<Option<f32>, OpError> {
+        match self.any_float(name)? {
+            Some(v) if !fits(v) => Err(OpError::attribute(name, expected, v)),
+            v => Ok(v),
+        }
+    }
+
+    /// An int that counts `what` (heads, say): 1 to [`MOST`].
+    ///
+    /// # Errors
+    /// When it is less or more.
+    pub fn count(&mut self, name: &'static str, what: &str) -> Result<Option<usize>, OpError> {
+        let Some(v) = self.int(name)? else { return Ok(None) };
+        let count = usize::try_from(v).ok().filter(|n| (1..=MOST).contains(n));
+        count.map(Some).ok_or_else(|| OpError::attribute(name, format!("1 to {MOST} {what}"), v))
+    }
+
+    /// A required [`Attrs::count`].
+    ///
+    /// # Errors
+    /// When it is absent, less or more.
+    pub fn required_count(&mut self, name: &'static str, what: &str) -> Result<usize, OpError> {
+        let missing = || OpError::attribute(name, format!("1 to {MOST} {what} (required)"), "nothing");
+        self.count(name, what)?.ok_or_else(missing)
+    }
 
     /// An int that must be 0 or 1, with a default.
     ///

@@ -71,10 +71,10 @@ impl Activation {
             2 => Fusion::Concatenated,
             v => return Err(OpError::attribute("swiglu_fusion", "0, 1 or 2", v)),
         };
-        let alpha = attrs.float("activation_alpha")?.unwrap_or(1.0);
-        let beta = attrs.float("activation_beta")?.unwrap_or(0.0);
+        let alpha = attrs.finite("activation_alpha")?.unwrap_or(1.0);
+        let beta = attrs.finite("activation_beta")?.unwrap_or(0.0);
         let limit = attrs.float("swiglu_limit")?.unwrap_or(f32::INFINITY);
-        if limit.is_nan() || limit < 0.0 {
+        if limit < 0.0 {
             return Err(OpError::attribute("swiglu_limit", "a limit of 0 or more", limit));
         }
         let name = attrs.string("activation_type")?;

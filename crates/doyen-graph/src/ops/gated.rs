@@ -51,7 +51,7 @@ impl OpDef for GatedRmsNorm {
                 return Err(OpError::attribute("activation", "silu, swish or sigmoid", format!("{other:?}")));
             }
         };
-        Ok(Self { epsilon: attrs.float("epsilon")?.unwrap_or(1e-5), activation })
+        Ok(Self { epsilon: attrs.not_negative("epsilon")?.unwrap_or(1e-5), activation })
     }
 
     fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError> {

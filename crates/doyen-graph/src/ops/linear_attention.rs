@@ -155,14 +155,8 @@ pub(super) fn refuse_state_window(attrs: &mut Attrs) -> Result<(), OpError> {
 
 impl OpDef for LinearAttention {
     fn parse(_: &str, _: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
-        let mut heads = |name: &'static str| {
-            let found = attrs.int(name)?;
-            found.and_then(|v| usize::try_from(v).ok()).filter(|&v| v > 0).ok_or_else(|| {
-                let found = found.map_or_else(|| "nothing".to_owned(), |v| v.to_string());
-                OpError::attribute(name, "1 or more heads", found)
-            })
-        };
-        let (q_heads, kv_heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
+        let q_heads = attrs.required_count("q_num_heads", "heads")?;
+        let kv_heads = attrs.required_count("kv_num_heads", "heads")?;
         if !q_heads.is_multiple_of(kv_heads) && !kv_heads.is_multiple_of(q_heads) {
             let expected = format!("a multiple or a divisor of kv_num_heads ({kv_heads})");
             return Err(OpError::attribute("q_num_heads", expected, q_heads));
@@ -180,7 +174,7 @@ impl OpDef for LinearAttention {
         refuse_state_window(attrs)?;
         // How many tokens an implementation may take together; the result does not depend on it.
         attrs.int("chunk_size")?;
-        Ok(Self { q_heads, kv_heads, rule, scale: attrs.float("scale")?.filter(|&s| s != 0.0) })
+        Ok(Self { q_heads, kv_heads, rule, scale: attrs.finite("scale")?.filter(|&s| s != 0.0) })
     }
 
     fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError> {

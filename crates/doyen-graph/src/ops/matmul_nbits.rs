@@ -1,6 +1,6 @@
 //! `com.microsoft::MatMulNBits`: product with a block-quantized weight (operator contract, section 2.1).
 
-use super::args::{ACTIVATIONS, Want, back, expect, expect_if, expect_rank, floats, same_type, zeros};
+use super::args::{ACTIVATIONS, Want, back, expect, expect_if, expect_rank, fits, floats, same_type, zeros};
 use super::experts::{dequantize_row, dot};
 use super::quant::{AccuracyLevel, bits, block_size, packed};
 use super::util::{at_most, check_type, fact_of, optional, outputs_of, required};
@@ -90,6 +90,16 @@ impl MatMulNBits {
         Ok((!ordered).then_some(groups))
     }
 
+    /// The error for a `B` that would fit at another width than the attribute says.
+    fn other_width(&self, b: &Fact) -> Option<OpError> {
+        let bytes = |w: Bits| self.block_size / w.per_byte();
+        let fitting = |w: &Bits| fits(b, &[Some(self.n), Some(self.blocks()), Some(bytes(*w))]);
+        let width = [Bits::B2, Bits::B4, Bits::B8].into_iter().find(fitting)?;
+        let expected =
+            format!("{}, as B has {} bytes for a block of {}", width.get(), bytes(width), self.block_size);
+        Some(OpError::attribute("bits", expected, self.bits.get()))
+    }
+
     /// Checks the weight inputs (of all inputs, by index).
     fn weights(&self, inputs: &[Option<&Fact>], dtype: Option<DType>) -> Result<(), OpError> {
         let blocks = self.blocks();
@@ -99,7 +109,7 @@ impl MatMulNBits {
         let b = required(inputs, 1, "B")?;
         packed("B", b)?;
         let blob = self.block_size / self.bits.per_byte();
-        expect("B", b, &[n, Some(blocks), Some(blob)], &why)?;
+        expect("B", b, &[n, Some(blocks), Some(blob)], &why).map_err(|e| self.other_width(b).unwrap_or(e))?;
         let scales = required(inputs, 2, "scales")?;
         check_type("scales", scales, ACTIVATIONS)?;
         same_type("scales", Some(scales), dtype, "A")?;

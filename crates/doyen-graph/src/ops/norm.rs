@@ -74,7 +74,7 @@ impl OpDef for Norm {
         };
         attrs.int("stash_type")?;
         let axis = attrs.int("axis")?.unwrap_or(-1);
-        let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
+        let epsilon = attrs.not_negative("epsilon")?.unwrap_or(1e-5);
         Ok(Self { statistics, axis, epsilon, outputs })
     }
 

@@ -40,10 +40,8 @@ impl Routing {
     /// # Errors
     /// When k is below 1 or a flag is not 0 or 1.
     pub fn parse(attrs: &mut Attrs) -> Result<Self, OpError> {
-        let k = attrs.int("k")?.unwrap_or(1);
-        let k = usize::try_from(k).ok().filter(|&k| k > 0);
         Ok(Self {
-            k: k.ok_or_else(|| OpError::attribute("k", "1 or more", "less"))?,
+            k: attrs.count("k", "experts a token")?.unwrap_or(1),
             normalize: attrs.flag("normalize_routing_weights", false)?,
             sparse_mixer: attrs.flag("use_sparse_mixer", false)?,
             topk_softmax_always: false,

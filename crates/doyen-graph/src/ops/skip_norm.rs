@@ -56,7 +56,7 @@ impl OpDef for SkipNorm {
     fn parse(op_type: &str, _: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
         let statistics =
             if op_type == "SkipLayerNormalization" { Statistics::MeanVariance } else { Statistics::Rms };
-        Ok(Self { statistics, epsilon: attrs.float("epsilon")?.unwrap_or(1e-12) })
+        Ok(Self { statistics, epsilon: attrs.not_negative("epsilon")?.unwrap_or(1e-12) })
     }
 
     fn infer(&self, inputs: &[Option<&Fact>]) -> Result<Vec<Fact>, OpError> {

@@ -83,7 +83,7 @@ impl Attention {
             }
             (Some(3), Some(n)) => {
                 let size = match d(2) {
-                    Some(hidden) if !hidden.is_multiple_of(n) => {
+                    Some(hidden) if hidden == 0 || !hidden.is_multiple_of(n) => {
                         let expected = format!("a hidden size that is a multiple of {n} ({attr})");
                         return Err(OpError::input(name, expected, f.shape_text()));
                     }
@@ -188,14 +188,8 @@ fn past(inputs: &[Option<&Fact>], [batch, kv_heads, size, v_size]: [Want; 4]) ->
 
 impl OpDef for Attention {
     fn parse(_: &str, opset: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
-        let mut heads = |name: &'static str| match attrs.int(name)? {
-            None => Ok(None),
-            Some(v) => match usize::try_from(v).ok().filter(|&v| v > 0) {
-                Some(v) => Ok(Some(v)),
-                None => Err(OpError::attribute(name, "1 or more heads", v)),
-            },
-        };
-        let (q_num_heads, kv_num_heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
+        let q_num_heads = attrs.count("q_num_heads", "heads")?;
+        let kv_num_heads = attrs.count("kv_num_heads", "heads")?;
         if let Some(v) = attrs.int("softmax_precision")?
             && ![1, 10, 11, 16].contains(&v)
         {
@@ -221,8 +215,8 @@ impl OpDef for Attention {
         Ok(Self {
             q_num_heads,
             kv_num_heads,
-            scale: attrs.float("scale")?,
-            softcap: attrs.float("softcap")?.unwrap_or(0.0),
+            scale: attrs.finite("scale")?,
+            softcap: attrs.not_negative("softcap")?.unwrap_or(0.0),
             is_causal: attrs.flag("is_causal", false)?,
             left_window,
             right_window,

@@ -138,11 +138,12 @@ impl KvCache {
                 4 => Ok(Self::Int4(KvScales { key, value })),
                 v => Err(OpError::attribute("kv_cache_bit_width", "8 or 4", v)),
             },
-            _ => Err(OpError::attribute(
-                "v_quant_type",
-                "NONE exactly when k_quant_type is",
-                "one of them NONE",
-            )),
+            (Some(_), None) => {
+                Err(OpError::attribute("v_quant_type", "PER_TENSOR or PER_CHANNEL as k_quant_type", "NONE"))
+            }
+            (None, Some(_)) => {
+                Err(OpError::attribute("k_quant_type", "PER_TENSOR or PER_CHANNEL as v_quant_type", "NONE"))
+            }
         }
     }
 
@@ -157,14 +158,8 @@ impl KvCache {
 
 impl OpDef for GroupQueryAttention {
     fn parse(_: &str, _: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
-        let mut heads = |name: &'static str| {
-            let v = attrs.required_int(name)?;
-            usize::try_from(v)
-                .ok()
-                .filter(|&v| v > 0 && v <= 1 << 20)
-                .ok_or_else(|| OpError::attribute(name, "1 or more heads", v))
-        };
-        let (num_heads, kv_num_heads) = (heads("num_heads")?, heads("kv_num_heads")?);
+        let num_heads = attrs.required_count("num_heads", "heads")?;
+        let kv_num_heads = attrs.required_count("kv_num_heads", "heads")?;
         if !num_heads.is_multiple_of(kv_num_heads) {
             let expected = format!("a multiple of kv_num_heads ({kv_num_heads})");
             return Err(OpError::attribute("num_heads", expected, num_heads));
@@ -174,7 +169,7 @@ impl OpDef for GroupQueryAttention {
             -1 | 0 => None,
             w if w > 0 && causal => usize::try_from(w).ok(),
             w if w > 0 => return Err(OpError::attribute("local_window_size", "-1 with causal 0", w)),
-            w => return Err(OpError::attribute("local_window_size", "-1 or a window", w)),
+            w => return Err(OpError::attribute("local_window_size", "-1 (none) or 1 or more keys", w)),
         };
         let window_cache = attrs.flag("sliding_window_cache", false)?;
         if window_cache && window.is_none() {
@@ -193,7 +188,8 @@ impl OpDef for GroupQueryAttention {
         };
         // Its extent would be a length that no input backs.
         if window_cache && qk_output != QkOutput::None {
-            return Err(OpError::attribute("qk_output", "0 with sliding_window_cache", "1 or 2"));
+            let found = attrs.int("qk_output")?.unwrap_or(0);
+            return Err(OpError::attribute("qk_output", "0 with sliding_window_cache", found));
         }
         let interleaved = attrs.flag("rotary_interleaved", false)?;
         let dim = match attrs.int("rotary_embedding_dim")?.unwrap_or(0) {
@@ -203,9 +199,9 @@ impl OpDef for GroupQueryAttention {
             })?),
         };
         let rotary = attrs.flag("do_rotary", false)?.then_some(RotaryAttrs { interleaved, dim });
-        let scale = attrs.float("scale")?.filter(|&s| s != 0.0);
-        let softcap = attrs.float("softcap")?.unwrap_or(0.0);
-        let qk_norm_epsilon = attrs.float("qk_norm_epsilon")?.unwrap_or(1e-6);
+        let scale = attrs.finite("scale")?.filter(|&s| s != 0.0);
+        let softcap = attrs.not_negative("softcap")?.unwrap_or(0.0);
+        let qk_norm_epsilon = attrs.not_negative("qk_norm_epsilon")?.unwrap_or(1e-6);
         let kv = KvCache::parse(attrs)?;
         Ok(Self {
             num_heads,

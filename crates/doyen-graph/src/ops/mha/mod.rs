@@ -48,14 +48,9 @@ pub struct MultiHeadAttention {
 
 impl OpDef for MultiHeadAttention {
     fn parse(_: &str, _: i64, attrs: &mut Attrs) -> Result<Self, OpError> {
-        let heads = attrs.required_int("num_heads")?;
-        let num_heads = usize::try_from(heads)
-            .ok()
-            .filter(|&n| n > 0 && n <= 1 << 20)
-            .ok_or_else(|| OpError::attribute("num_heads", "1 or more heads", heads))?;
         Ok(Self {
-            num_heads,
-            scale: attrs.float("scale")?.filter(|&s| s != 0.0),
+            num_heads: attrs.required_count("num_heads", "heads")?,
+            scale: attrs.finite("scale")?.filter(|&s| s != 0.0),
             unidirectional: attrs.flag("unidirectional", false)?,
             mask_filter_value: attrs.float("mask_filter_value")?.unwrap_or(-10000.0),
         })

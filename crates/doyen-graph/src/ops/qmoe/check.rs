@@ -20,6 +20,14 @@ pub(super) struct Names {
 }
 
 impl Projection {
+    const fn width_attribute(self) -> &'static str {
+        match self {
+            Self::Fc1 => "fc1_expert_weight_bits",
+            Self::Fc2 => "fc2_expert_weight_bits",
+            Self::Fc3 => "fc3_expert_weight_bits",
+        }
+    }
+
     pub(super) const fn names(self) -> Names {
         match self {
             Self::Fc1 => Names {
@@ -192,7 +200,8 @@ fn projection(
     let row_bytes = k.map(whole).transpose()?;
     let weights = get(names.weights.1);
     if let Err(error) = expect_if(names.weights.0, weights, &[e, n, row_bytes], &why) {
-        return Err(legacy(op, inputs, sizes).unwrap_or(error));
+        let other = || k.zip(weights).and_then(|(k, w)| other_width(names.weights.0, p, w, k, bits));
+        return Err(legacy(op, inputs, sizes).or_else(other).unwrap_or(error));
     }
     scales_and_zero_points(op, inputs, p, (e, n, k), &why)?;
     expect_if(names.bias.0, get(names.bias.1), &[e, n], &why)
@@ -239,6 +248,16 @@ fn scales_and_zero_points(
             expect_if(layout, zero_points, &want, &format!("{why}, packed along the blocks of a row"))
         }
     }
+}
+
+/// The error for weights whose rows are those of `k` columns at another width than the attribute says.
+fn other_width(name: &str, p: Projection, weights: &Fact, k: usize, bits: Bits) -> Option<OpError> {
+    let bytes = dim_of(Some(weights), 2)?;
+    let width =
+        [Bits::B2, Bits::B4, Bits::B8].into_iter().find(|b| *b != bits && b.packed_len(k) == bytes)?;
+    let expected = format!("{}, as {name} has {bytes} bytes for the {k} columns of a row", width.get());
+    let found = format!("{} (an absent attribute inherits expert_weight_bits)", bits.get());
+    Some(OpError::attribute(p.width_attribute(), expected, found))
 }
 
 /// The error for weights in the transposed layout that older releases accept and compute wrongly:

@@ -52,11 +52,9 @@ struct HeadAttrs {
 
 impl HeadAttrs {
     fn parse(attrs: &mut Attrs) -> Result<Self, OpError> {
-        let mut size = |name: &'static str| -> Result<Option<usize>, OpError> {
-            match attrs.int(name)?.unwrap_or(0) {
-                0 => Ok(None),
-                v => usize::try_from(v).map(Some).map_err(|_| OpError::attribute(name, "0 or more", v)),
-            }
+        let mut size = |name: &'static str| match attrs.int(name)? {
+            Some(0) => Ok(None),
+            _ => attrs.count(name, "(or 0, to leave it to the shapes)"),
         };
         let this = Self { heads: size("num_heads")?, rotary_dim: size("rotary_embedding_dim")? };
         match this.rotary_dim {
