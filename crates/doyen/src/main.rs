@@ -8,6 +8,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = doyen::cli::Cli::parse();
     survive_file_limits();
+    doyen_graph::package::explain_truncated_files();
     cli.run()
 }
 

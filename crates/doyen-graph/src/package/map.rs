@@ -1,8 +1,13 @@
-//! Read-only memory maps of package files. The only unsafe code of this crate.
+//! Read-only memory maps of package files; `watch`: those that are truncated meanwhile. The only unsafe code of this crate.
+
+mod watch;
+
+pub use watch::explain_truncated_files;
 
 use bytes::Bytes;
 use memmap2::{Mmap, MmapOptions};
 use std::{fs::File, io, path::Path};
+use watch::Watched;
 
 /// The whole of a regular file, mapped; the mapping lives as long as any slice of it.
 ///
@@ -22,13 +27,13 @@ pub(super) fn map(path: &Path) -> io::Result<Bytes> {
     if metadata.len() == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: The mapping is read-only, and its bytes are only handed out as `&[u8]` through `Bytes`,
-    // which owns the mapping. Another process that writes to the file while we run can change what we read and one
-    // that truncates it can kill us with SIGBUS; packages are replaced by renaming, never in place, and every value
-    // read from a mapping is checked where it is used, so no memory outside of it is ever reached.
+    // Another process that writes to the file while we run can change what we read, and one that truncates it ends this
+    // process (`watch`). Packages are replaced by renaming, never in place, and every value read from a mapping is
+    // checked where it is used, so that no memory outside of it is ever reached.
+    // SAFETY: the mapping is read-only, and its bytes are handed out only as slices of `Bytes`, which owns it.
     let map = unsafe { Mmap::map(&file)? };
     prefer_huge_pages(&map);
-    Ok(Bytes::from_owner(map))
+    Ok(Bytes::from_owner(Watched::new(map)))
 }
 
 /// Asks for huge pages: file systems whose page cache can hold them then read whole ones from the disk, and map those that
@@ -60,7 +65,8 @@ pub fn map_range(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     if len == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: As in `map`: read-only, and inside the file by the check above.
+    // The range was inside of the file at the check above; what a file that shrinks means stands in `map`.
+    // SAFETY: the mapping is read-only, and its bytes are handed out only as slices of `Bytes`, which owns it.
     let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file)? };
-    Ok(Bytes::from_owner(map))
+    Ok(Bytes::from_owner(Watched::new(map)))
 }

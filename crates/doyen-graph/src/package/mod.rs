@@ -11,7 +11,7 @@ mod ports;
 mod source;
 
 pub use manifest::{Decoder, MANIFEST, Manifest, ManifestError, Search, SlidingWindow};
-pub use map::map_range;
+pub use map::{explain_truncated_files, map_range};
 pub use open::{Draft, Package, PackageError, TextFiles};
 pub use ports::{PortError, derive as derive_ports};
 pub use source::{DataFiles, DirSource, EmbeddedSource, PackageSource, SourceError};

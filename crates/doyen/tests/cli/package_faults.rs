@@ -258,3 +258,25 @@ fn weights_that_are_not_numbers() {
     // The reference computes the same NaN, which is no agreement.
     assert_ne!(doyen(["verify", place.arg(), "--tokens", "2"]).code, Some(0));
 }
+
+/// The data file of a package that is being talked to loses its second half.
+#[cfg(unix)]
+#[test]
+fn a_package_truncated_while_it_runs_ends_with_a_reason() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::Stdio;
+    let place = Place::package();
+    let mut chat = super::common::command(["chat", place.arg(), "-n", "4", "--temperature", "0"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = chat.stdin.take().unwrap();
+    let mut stdout = BufReader::new(chat.stdout.take().unwrap());
+    stdin.write_all(b"hello\n").unwrap();
+    assert!(stdout.read_line(&mut String::new()).unwrap() > 0, "an answer");
+    let data = fs::OpenOptions::new().write(true).open(place.path.join("model.onnx.data")).unwrap();
+    data.set_len(4096).unwrap();
+    stdin.write_all(b"hello again\n").unwrap();
+    drop(stdin);
+    let run: Run = chat.wait_with_output().unwrap().into();
+    assert_eq!(run.code, Some(2), "{run:?}");
+    run.says(&["error: a file became shorter while it was in use", "rename"]);
+}
