@@ -42,6 +42,9 @@ pub enum ConvertError {
         /// Bytes of all weights.
         needed: u64,
     },
+    /// The caller wanted no more of it.
+    #[error("interrupted; nothing was kept")]
+    Interrupted,
     /// A file that a checkpoint needs is not there.
     #[error("{} is missing: {needed}", path.display())]
     Missing {

@@ -64,6 +64,11 @@ pub struct Step<'a> {
 pub trait Progress {
     /// A chunk was written.
     fn step(&mut self, step: Step<'_>);
+
+    /// Whether to stop here and leave nothing. Asked after every step, and before the package gets its name.
+    fn is_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// Tells nobody.

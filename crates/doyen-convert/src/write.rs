@@ -1,7 +1,7 @@
 //! The package on disk: whole or not at all.
 //!
-//! Everything is written into a temporary folder beside the target and renamed at the end. An interrupted run leaves at
-//! most a hidden folder without `model.onnx`, which is written last.
+//! Everything is written into a temporary folder beside the target and renamed at the end. A killed run leaves at most a
+//! hidden folder without `model.onnx`, which is written last; an interrupted one removes it.
 
 mod blocks;
 mod data;
@@ -93,6 +93,9 @@ fn write(
     }
     put("genai_config.json", &manifest::genai_config(&config))?;
     put("model.onnx", &model)?;
+    if progress.is_interrupted() {
+        return Err(ConvertError::Interrupted);
+    }
     target.publish(staging)?;
     report.fates = fates.finish();
     Ok(report)

@@ -55,6 +55,9 @@ pub(super) fn write<W: Write + Seek>(
         }
         done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
         progress.step(Step { done, total, tensor: last.rows.name() });
+        if progress.is_interrupted() {
+            return Err(Failure::Convert(ConvertError::Interrupted));
+        }
     }
     out.finish().map_err(Failure::Io)?;
     Ok(fates)

@@ -283,3 +283,24 @@ fn progress_reaches_the_end() {
     let source: usize = Checkpoint::qwen2().tensors.values().map(|(_, v)| v.len() * 4).sum();
     assert_eq!((done, total), (source as u64, source as u64));
 }
+
+#[test]
+fn an_interrupted_conversion_leaves_nothing() {
+    struct Enough;
+    impl Progress for Enough {
+        fn step(&mut self, _: Step<'_>) {}
+        fn is_interrupted(&self) -> bool {
+            true
+        }
+    }
+    let place = Checkpoint::qwen2().write();
+    let target = Target::new(place.package());
+    let e = convert(&place.checkpoint(), &target, &Options::default(), &mut Enough).unwrap_err();
+    assert_eq!(e.to_string(), "interrupted; nothing was kept");
+    let beside = place.package().parent().unwrap().to_owned();
+    let names: Vec<_> = fs::read_dir(beside).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(
+        !names.iter().any(|n| n.to_string_lossy().contains("part-") || place.package().ends_with(n)),
+        "{names:?}"
+    );
+}

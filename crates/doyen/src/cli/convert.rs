@@ -11,7 +11,14 @@ use doyen_convert::{
 use doyen_tensor::FloatType;
 use doyen_text::{Tokenizer, TokenizerFiles};
 use indicatif::ProgressBar;
-use std::{fmt::Write, path::PathBuf};
+use std::{
+    fmt::Write,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// Convert a Hugging Face checkpoint or a GGUF file to an ONNX package
 ///
@@ -137,9 +144,9 @@ impl Args {
         check_tokenizer(&input)?;
         let options = self.options(&input);
         let target = Target::new(&self.output).replace(self.force);
-        let mut progress = Bar::new();
+        let mut progress = Bar::new()?;
         let report = convert_input(input, &target, &options, &mut progress);
-        progress.0.finish_and_clear();
+        progress.bar.finish_and_clear();
         let report = report?;
         for notice in &report.notices {
             console::say(format_args!("note: {notice}"));
@@ -191,20 +198,30 @@ fn fate(fate: &Fate) -> serde_json::Value {
     })
 }
 
-/// Bytes done, rate, time left, and the tensor at hand.
-struct Bar(ProgressBar);
+/// Bytes done, rate, time left, and the tensor at hand; and whether Ctrl-C was pressed.
+struct Bar {
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+}
 
 impl Bar {
-    fn new() -> Self {
+    fn new() -> Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&interrupted);
+        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot handle Ctrl-C")?;
         let template = "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {wide_msg}";
-        Self(console::bar(0, template))
+        Ok(Self { bar: console::bar(0, template), interrupted })
     }
 }
 
 impl Progress for Bar {
     fn step(&mut self, step: Step<'_>) {
-        self.0.set_length(step.total);
-        self.0.set_position(step.done);
-        self.0.set_message(step.tensor.to_owned());
+        self.bar.set_length(step.total);
+        self.bar.set_position(step.done);
+        self.bar.set_message(step.tensor.to_owned());
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
     }
 }
