@@ -6,33 +6,11 @@
 
 use super::minifloat::{Rounding, decode, encode};
 use super::strided::{cells, from_cells};
-use super::util::{at_most, check_type, fact, output_of, required, type_list};
+use super::util::{CASTABLE, at_most, check_type, fact, output_of, required, type_list};
 use super::value::{from_floats, from_ints, int_range, ints, to_odd_f64};
 use super::{OpDef, OpError, Trace, Traced};
 use crate::ir::{Attrs, Fact};
 use doyen_tensor::{DType, Shape, Tensor};
-
-const CASTABLE: &[DType] = &[
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::U8,
-    DType::U16,
-    DType::U32,
-    DType::U64,
-    DType::Bool,
-    DType::I4,
-    DType::U4,
-    DType::F8E4M3FN,
-    DType::F8E5M2,
-    DType::F8E8M0,
-    DType::F4E2M1,
-];
 
 /// To another element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -258,11 +258,8 @@ impl OpDef for GatherNd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::test_data::iota;
 
-    fn iota(shape: &[usize]) -> Tensor {
-        let n: usize = shape.iter().product();
-        Tensor::from_slice(shape, &(0..n as i32).collect::<Vec<_>>()).unwrap()
-    }
     fn idx(shape: &[usize], v: &[i64]) -> Tensor {
         Tensor::from_slice(shape, v).unwrap()
     }

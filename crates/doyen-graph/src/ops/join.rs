@@ -289,11 +289,7 @@ impl OpDef for Split {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn iota(shape: &[usize]) -> Tensor {
-        let n: usize = shape.iter().product();
-        Tensor::from_slice(shape, &(0..n as i32).collect::<Vec<_>>()).unwrap()
-    }
+    use crate::ops::test_data::iota;
 
     #[test]
     fn concat_inside_and_outside() {

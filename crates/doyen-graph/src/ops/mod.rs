@@ -173,6 +173,8 @@ pub mod select;
 pub mod slice;
 pub mod softmax;
 mod strided;
+#[cfg(test)]
+mod test_data;
 mod token_axis;
 pub mod topk;
 pub mod transpose;

@@ -132,14 +132,19 @@ impl OpDef for Reshape {
     }
 
     fn eval(&self, inputs: &[Option<&Tensor>], _: usize) -> Result<Vec<Tensor>, OpError> {
-        let (_, shape) = output_of(self, inputs)?;
-        Ok(vec![required(inputs, 0, "data")?.reshaped(shape)?])
+        reshaped(self, inputs)
     }
 
     fn trace(&self, inputs: &[Option<Traced<'_>>], outputs: &[Shape]) -> Result<Vec<Trace>, String> {
         token_axis::none_of(inputs, &[(1, "shape")])?;
         same_elements(inputs, outputs)
     }
+}
+
+/// The first input under the output's shape.
+fn reshaped<O: OpDef>(op: &O, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, OpError> {
+    let (_, shape) = output_of(op, inputs)?;
+    Ok(vec![required(inputs, 0, "data")?.reshaped(shape)?])
 }
 
 fn same_elements(inputs: &[Option<Traced<'_>>], outputs: &[Shape]) -> Result<Vec<Trace>, String> {
@@ -176,8 +181,7 @@ impl OpDef for Flatten {
     }
 
     fn eval(&self, inputs: &[Option<&Tensor>], _: usize) -> Result<Vec<Tensor>, OpError> {
-        let (_, shape) = output_of(self, inputs)?;
-        Ok(vec![required(inputs, 0, "input")?.reshaped(shape)?])
+        reshaped(self, inputs)
     }
 
     fn trace(&self, inputs: &[Option<Traced<'_>>], outputs: &[Shape]) -> Result<Vec<Trace>, String> {
@@ -222,8 +226,7 @@ impl OpDef for Squeeze {
     }
 
     fn eval(&self, inputs: &[Option<&Tensor>], _: usize) -> Result<Vec<Tensor>, OpError> {
-        let (_, shape) = output_of(self, inputs)?;
-        Ok(vec![required(inputs, 0, "data")?.reshaped(shape)?])
+        reshaped(self, inputs)
     }
 
     fn trace(&self, inputs: &[Option<Traced<'_>>], outputs: &[Shape]) -> Result<Vec<Trace>, String> {
@@ -274,8 +277,7 @@ impl OpDef for Unsqueeze {
     }
 
     fn eval(&self, inputs: &[Option<&Tensor>], _: usize) -> Result<Vec<Tensor>, OpError> {
-        let (_, shape) = output_of(self, inputs)?;
-        Ok(vec![required(inputs, 0, "data")?.reshaped(shape)?])
+        reshaped(self, inputs)
     }
 
     fn trace(&self, inputs: &[Option<Traced<'_>>], outputs: &[Shape]) -> Result<Vec<Trace>, String> {

@@ -15,28 +15,8 @@ pub(super) const MAX_ELEMENTS: usize = 1 << 31;
 /// The most axes a shape made from data may have.
 const MAX_RANK: usize = 64;
 
-/// float16, bfloat16, float32, float64.
-pub(super) const FLOATS: &[DType] = &[DType::F16, DType::BF16, DType::F32, DType::F64];
-/// Floats and signed integers.
-pub(super) const SIGNED: &[DType] =
-    &[DType::F16, DType::BF16, DType::F32, DType::F64, DType::I8, DType::I16, DType::I32, DType::I64];
-/// Floats and all integers of whole bytes.
-pub(super) const NUMBERS: &[DType] = &[
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::U8,
-    DType::U16,
-    DType::U32,
-    DType::U64,
-];
-/// [`NUMBERS`] and bool.
-pub(super) const NUMBERS_AND_BOOL: &[DType] = &[
+/// Every type that numbers are cast between, in an order of which the lists below are beginnings.
+pub(super) const CASTABLE: &[DType] = &[
     DType::F16,
     DType::BF16,
     DType::F32,
@@ -50,7 +30,21 @@ pub(super) const NUMBERS_AND_BOOL: &[DType] = &[
     DType::U32,
     DType::U64,
     DType::Bool,
+    DType::I4,
+    DType::U4,
+    DType::F8E4M3FN,
+    DType::F8E5M2,
+    DType::F8E8M0,
+    DType::F4E2M1,
 ];
+/// float16, bfloat16, float32, float64.
+pub(super) const FLOATS: &[DType] = CASTABLE.split_at(4).0;
+/// Floats and signed integers.
+pub(super) const SIGNED: &[DType] = CASTABLE.split_at(8).0;
+/// Floats and all integers of whole bytes.
+pub(super) const NUMBERS: &[DType] = CASTABLE.split_at(12).0;
+/// [`NUMBERS`] and bool.
+pub(super) const NUMBERS_AND_BOOL: &[DType] = CASTABLE.split_at(13).0;
 /// What products and sums over an axis are defined for.
 pub(super) const MATMUL_TYPES: &[DType] =
     &[DType::F16, DType::BF16, DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64];
