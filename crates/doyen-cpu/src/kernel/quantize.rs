@@ -6,8 +6,8 @@
 //! same on every instruction set; the scalar functions here define the values, `avx2` writes the same ones faster.
 //!
 //! # Int8 activations
-//! Columns are quantized in groups of at most 32 ([`GROUP`]) that begin anew at each weight block, so that a group has one weight
-//! scale; of at most 128 ([`WIDE_GROUP`]) where a kernel asks for that and blocks are as long. A group's scale is `max|x| / 127` and its codes are `round_half_even(x * (127 / max|x|))`. A group whose
+//! Columns are quantized in groups of at most 32 that begin anew at each weight block, so that a group has one weight
+//! scale. A group's scale is `max|x| / 127` and its codes are `round_half_even(x * (127 / max|x|))`. A group whose
 //! largest magnitude is below [`FLUSH`] becomes zero; a group that holds an infinity or a NaN gets the scale NaN, so
 //! that the damage shows in the output instead of turning into plausible numbers.
 //!
@@ -26,9 +26,6 @@ use doyen_tensor::format::Bits;
 
 /// Most columns that share an activation scale.
 pub const GROUP: usize = 32;
-
-/// As [`GROUP`], in wide groups.
-pub const WIDE_GROUP: usize = 128;
 
 /// Groups of smaller magnitudes are zero: `127 / max|x|` would overflow.
 pub const FLUSH: f32 = 1e-36;
@@ -53,8 +50,8 @@ pub struct Layout {
 enum Kind {
     /// f32 in column order.
     Plain,
-    /// Int8 for weights of `bits` in blocks of `block`, in groups of at most `group`, in one or two rows (module documentation).
-    Int8 { bits: Bits, block: usize, group: usize, terms: usize, isa: Isa },
+    /// Int8 for weights of `bits` in blocks of `block`, in one or two rows (module documentation).
+    Int8 { bits: Bits, block: usize, terms: usize, isa: Isa },
 }
 
 /// Where the parts of a row of int8 activations begin, in bytes.
@@ -71,8 +68,8 @@ pub(crate) struct Int8Row {
 }
 
 impl Int8Row {
-    pub(crate) const fn new(cols: usize, block: usize, group: usize) -> Self {
-        let (scales, groups) = (cols.next_multiple_of(PAD), groups(cols, block, group));
+    pub(crate) const fn new(cols: usize, block: usize) -> Self {
+        let (scales, groups) = (cols.next_multiple_of(PAD), groups(cols, block));
         let array = 4 * groups.next_multiple_of(8);
         Self { groups, scales, sums: scales + array, centres: scales + 2 * array }
     }
@@ -90,20 +87,7 @@ impl Layout {
 
     /// Int8 in `terms` rows a token, one or two, for weights of `bits` in blocks of `block` columns.
     pub(crate) const fn int8(cols: usize, bits: Bits, block: usize, terms: usize, isa: Isa) -> Self {
-        Self { cols, kind: Kind::Int8 { bits, block, group: GROUP, terms, isa } }
-    }
-
-    /// As [`Layout::int8`] with one row a token, in wide groups if blocks are long enough.
-    pub(crate) const fn wide_int8(cols: usize, bits: Bits, block: usize, isa: Isa) -> Self {
-        Self { cols, kind: Kind::Int8 { bits, block, group: wide_group(cols, block), terms: 1, isa } }
-    }
-
-    /// Most columns of a group.
-    pub(crate) const fn group(self) -> usize {
-        match self.kind {
-            Kind::Plain => GROUP,
-            Kind::Int8 { group, .. } => group,
-        }
+        Self { cols, kind: Kind::Int8 { bits, block, terms, isa } }
     }
 
     /// Rows that a token has.
@@ -119,11 +103,6 @@ impl Layout {
         self.cols
     }
 
-    /// Whether a prepared row is the row itself, so that preparing can be left out.
-    pub const fn is_plain(self) -> bool {
-        matches!(self.kind, Kind::Plain)
-    }
-
     /// Bytes from one token's rows to the next's, a multiple of [`ROW_ALIGN`].
     pub const fn token_bytes(self) -> usize {
         self.row_bytes() * self.terms()
@@ -133,7 +112,7 @@ impl Layout {
     pub(crate) const fn row_bytes(self) -> usize {
         let bytes = match self.kind {
             Kind::Plain => 4 * self.cols,
-            Kind::Int8 { block, group, .. } => Int8Row::new(self.cols, block, group).bytes(),
+            Kind::Int8 { block, .. } => Int8Row::new(self.cols, block).bytes(),
         };
         bytes.next_multiple_of(ROW_ALIGN)
     }
@@ -154,22 +133,18 @@ impl Layout {
         match self.kind {
             Kind::Plain => put(out, x),
             #[cfg(target_arch = "x86_64")]
-            Kind::Int8 { bits, block, group, terms, isa }
-                if isa.avx2().is_some() && aligned(block, x.len()) =>
-            {
-                let at = Int8Row::new(x.len(), block, group);
-                let group = if block == 16 && x.len() > 16 { 16 } else { group };
+            Kind::Int8 { bits, block, terms, isa } if isa.avx2().is_some() && aligned(block, x.len()) => {
                 // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
-                unsafe { avx2::int8_row(x, bits, group, &at, out, (terms > 1).then_some(rest)) }
+                unsafe { avx2::int8_row(x, bits, block, out, (terms > 1).then_some(rest)) }
             }
-            Kind::Int8 { bits, block, group, terms, .. } => {
-                int8_row(x, bits, (block, group), out, (terms > 1).then_some(rest));
+            Kind::Int8 { bits, block, terms, .. } => {
+                int8_row(x, bits, block, out, (terms > 1).then_some(rest));
             }
         }
     }
 }
 
-/// Whether groups are 16, 32 or 128 columns each, at multiples of that (the last one may be shorter).
+/// Whether groups are 16 or 32 columns each, at multiples of that (the last one may be shorter).
 pub(crate) const fn aligned(block: usize, cols: usize) -> bool {
     block >= cols || (block >= 16 && block.is_power_of_two())
 }
@@ -242,17 +217,12 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Most columns of a wide group in rows of `cols` columns in blocks of `block`.
-pub(crate) const fn wide_group(cols: usize, block: usize) -> usize {
-    if cols >= WIDE_GROUP && block >= WIDE_GROUP && aligned(block, cols) { WIDE_GROUP } else { GROUP }
+/// Groups of a row: each block is cut into runs of at most [`GROUP`] columns.
+pub(crate) const fn groups(cols: usize, block: usize) -> usize {
+    (cols / block) * block.div_ceil(GROUP) + (cols % block).div_ceil(GROUP)
 }
 
-/// Groups of a row: each block is cut into runs of at most `group` columns.
-pub(crate) const fn groups(cols: usize, block: usize, group: usize) -> usize {
-    (cols / block) * block.div_ceil(group) + (cols % block).div_ceil(group)
-}
-
-/// Quantizes one group of at most [`WIDE_GROUP`] columns and returns its scale (module documentation).
+/// Quantizes one group of at most [`GROUP`] columns and returns its scale (module documentation).
 pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     let mut amax = 0f32;
     let mut finite = true;
@@ -271,24 +241,18 @@ pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-fn int8_row(
-    x: &[f32],
-    bits: Bits,
-    (block, len): (usize, usize),
-    out: &mut [u8],
-    mut rest: Option<&mut [u8]>,
-) {
-    let at = Int8Row::new(x.len(), block, len);
+fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut rest: Option<&mut [u8]>) {
+    let at = Int8Row::new(x.len(), block);
     for row in std::iter::once(&mut *out).chain(rest.as_deref_mut()) {
         row[..at.bytes()].fill(0);
     }
     let mut g = 0;
     for (b, xs) in x.chunks(block).enumerate() {
-        for (i, group) in xs.chunks(len).enumerate() {
-            let place = Group { at: &at, bits, number: g, start: b * block + i * len };
+        for (i, group) in xs.chunks(GROUP).enumerate() {
+            let place = Group { at: &at, bits, number: g, start: b * block + i * GROUP };
             let (scale, codes) = place.quantize(group, out);
             if let Some(rest) = &mut rest {
-                let mut left = [0f32; WIDE_GROUP];
+                let mut left = [0f32; GROUP];
                 for ((l, &v), &q) in left.iter_mut().zip(group).zip(&codes) {
                     *l = leaves(v, scale, q);
                 }
@@ -310,8 +274,8 @@ struct Group<'a> {
 
 impl Group<'_> {
     /// Quantizes the group's columns into its places of a row; gives scale and codes.
-    fn quantize(&self, x: &[f32], row: &mut [u8]) -> (f32, [i8; WIDE_GROUP]) {
-        let mut all = [0i8; WIDE_GROUP];
+    fn quantize(&self, x: &[f32], row: &mut [u8]) -> (f32, [i8; GROUP]) {
+        let mut all = [0i8; GROUP];
         let codes = &mut all[..x.len()];
         let scale = int8_group(x, codes);
         for (c, &q) in (self.start..).zip(codes.iter()) {
@@ -345,7 +309,7 @@ fn put_group(out: &mut [u8], at: &Int8Row, g: usize, bits: Bits, scale: f32, sum
     }
 }
 
-/// Sum of a group's codes: at most `128 * 127`, so exact.
+/// Sum of a group's codes: at most `32 * 127`, so exact.
 pub(crate) fn code_sum(codes: &[i8]) -> i32 {
     codes.iter().map(|&q| i32::from(q)).sum()
 }
@@ -365,28 +329,12 @@ mod tests {
         f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap())
     }
 
-    /// A layout of two rows, in wide groups or not.
-    fn layout(cols: usize, bits: Bits, block: usize, wide: bool, isa: Isa) -> Layout {
-        let group = if wide { wide_group(cols, block) } else { GROUP };
-        Layout { cols, kind: Kind::Int8 { bits, block, group, terms: 2, isa } }
-    }
-
     #[test]
     fn groups_begin_anew_at_each_block() {
-        assert_eq!(groups(128, 128, 32), 4);
-        assert_eq!(groups(80, 16, 32), 5);
-        assert_eq!(groups(100, 48, 32), 2 + 2 + 1);
-        assert_eq!(groups(33, 1000, 32), 2);
-        assert_eq!(groups(576, 256, 128), 2 + 2 + 1);
-    }
-
-    #[test]
-    fn wide_groups_need_long_blocks_at_their_multiples() {
-        for (cols, block, group) in
-            [(127, 128, 32), (768, 64, 32), (768, 128, 128), (576, 1000, 128), (300, 200, 32)]
-        {
-            assert_eq!(wide_group(cols, block), group, "{cols} columns in blocks of {block}");
-        }
+        assert_eq!(groups(128, 128), 4);
+        assert_eq!(groups(80, 16), 5);
+        assert_eq!(groups(100, 48), 2 + 2 + 1);
+        assert_eq!(groups(33, 1000), 2);
     }
 
     #[test]
@@ -404,8 +352,8 @@ mod tests {
     proptest! {
         /// Rounding error at most half a step (and the rounding of the scale itself).
         #[test]
-        fn error_is_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 1..129)) {
-            let mut codes = [0i8; WIDE_GROUP];
+        fn error_is_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 1..33)) {
+            let mut codes = [0i8; GROUP];
             let s = int8_group(&x, &mut codes[..x.len()]);
             for (v, q) in x.iter().zip(codes) {
                 prop_assert!((v - s * f32::from(q)).abs() <= s * 0.5001);
@@ -416,16 +364,16 @@ mod tests {
         #[test]
         fn vector_rows_are_the_scalar_ones(
             x in proptest::collection::vec(-4f32..4.0, 1..400),
-            w in 0usize..3, log_block in 4usize..10, row_wise in any::<bool>(), wide in any::<bool>(),
+            w in 0usize..3, log_block in 4usize..10, row_wise in any::<bool>(),
         ) {
             let (bits, cols) = (Bits::ALL[w], x.len());
             let block = if row_wise { cols } else { 1 << log_block };
             let rows: Vec<Vec<u8>> = Isa::all().map(|isa| {
-                let layout = layout(cols, bits, block, wide, isa);
+                let layout = Layout::int8(cols, bits, block, 2, isa);
                 let mut rows = vec![0xAA; layout.token_bytes()];
                 layout.prepare(&x, &mut rows);
                 // Without what pads a row to whole cache lines.
-                let used = Int8Row::new(cols, block, layout.group()).bytes();
+                let used = Int8Row::new(cols, block).bytes();
                 rows.chunks(layout.row_bytes()).flat_map(|row| row[..used].to_vec()).collect()
             }).collect();
             for row in &rows[1..] {
@@ -436,22 +384,20 @@ mod tests {
         /// Codes, scales and sums of a row are those of its groups.
         #[test]
         fn rows_hold_their_groups(
-            x in proptest::collection::vec(-4f32..4.0, 1..500), w in 0usize..3, block in 1usize..400,
-            wide in any::<bool>(),
+            x in proptest::collection::vec(-4f32..4.0, 1..200), w in 0usize..3, block in 1usize..100,
         ) {
             let (bits, cols) = (Bits::ALL[w], x.len());
-            let layout = layout(cols, bits, block, wide, Isa::Scalar);
+            let layout = Layout::int8(cols, bits, block, 2, Isa::Scalar);
             let mut row = vec![0xAA; layout.token_bytes()];
             layout.prepare(&x, &mut row);
             let second = row.split_off(layout.row_bytes());
-            let len = layout.group();
-            let at = Int8Row::new(cols, block, len);
+            let at = Int8Row::new(cols, block);
             let runs = (0..cols).step_by(block).flat_map(|b| {
                 let end = (b + block).min(cols);
-                (b..end).step_by(len).map(move |g| g..(g + len).min(end))
+                (b..end).step_by(GROUP).map(move |g| g..(g + GROUP).min(end))
             });
             for (g, run) in runs.enumerate() {
-                let mut codes = [0i8; WIDE_GROUP];
+                let mut codes = [0i8; GROUP];
                 let codes = &mut codes[..run.len()];
                 let scale = int8_group(&x[run.clone()], codes);
                 prop_assert_eq!(f32_at(&row[at.scales..], g), scale);

@@ -16,22 +16,12 @@ impl Split {
         Self { n, granularity: granularity.max(1), parts: parts.max(1) }
     }
 
-    /// Number of ranges; the last ones may be empty.
-    pub fn parts(self) -> usize {
-        self.parts
-    }
-
-    /// Range `part`. The first ranges are the longer ones.
+    /// Range `part`. The first ranges are the longer ones, the last ones may be empty.
     pub fn range(self, part: usize) -> Range<usize> {
         let units = self.n.div_ceil(self.granularity);
         let (each, more) = (units / self.parts, units % self.parts);
         let border = |i: usize| ((i * each + i.min(more)) * self.granularity).min(self.n);
         border(part)..border(part + 1)
-    }
-
-    /// The ranges in order.
-    pub fn ranges(self) -> impl Iterator<Item = Range<usize>> {
-        (0..self.parts).map(move |part| self.range(part))
     }
 }
 
@@ -57,16 +47,6 @@ impl<'a, T> UnsafeSlice<'a, T> {
         let cells = std::ptr::from_mut(slice) as *const [UnsafeCell<T>];
         // SAFETY: UnsafeCell<T> has the layout of T, and the exclusive borrow is held for 'a.
         Self { cells: unsafe { &*cells } }
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.cells.len()
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.cells.is_empty()
     }
 
     /// The elements of `range`, to write.
@@ -107,19 +87,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn ranges(split: Split) -> impl Iterator<Item = Range<usize>> {
+        (0..split.parts).map(move |part| split.range(part))
+    }
+
     proptest! {
         #[test]
         fn ranges_cover_everything_once(n in 0usize..1000, g in 0usize..70, parts in 0usize..20) {
             let split = Split::new(n, g, parts);
             let mut next = 0;
-            for r in split.ranges() {
+            for r in ranges(split) {
                 prop_assert_eq!(r.start, next);
                 prop_assert!(r.end >= r.start);
                 prop_assert!(r.end == n || r.end % g.max(1) == 0);
                 next = r.end;
             }
             prop_assert_eq!(next, n);
-            let lens: Vec<_> = split.ranges().map(|r| r.len()).collect();
+            let lens: Vec<_> = ranges(split).map(|r| r.len()).collect();
             let (max, min) = (lens.iter().max().unwrap(), lens.iter().min().unwrap());
             prop_assert!(max - min <= 2 * g.max(1));
         }
@@ -129,7 +113,7 @@ mod tests {
     fn disjoint_ranges_write_through() {
         let mut v = vec![0u8; 10];
         let s = UnsafeSlice::new(&mut v);
-        for r in Split::new(10, 3, 3).ranges() {
+        for r in ranges(Split::new(10, 3, 3)) {
             // SAFETY: the ranges of a split are disjoint.
             unsafe { s.range(r.clone()) }.fill(r.start as u8);
         }
