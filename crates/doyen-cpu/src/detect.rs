@@ -12,10 +12,29 @@ use std::fmt;
 /// The environment variable that forces an instruction set, for tests and comparisons.
 pub const VARIABLE: &str = "DOYEN_CPU";
 
-/// [`VARIABLE`] names an instruction set that is unknown or not there.
+/// Every [`Isa::name`], of whatever machine, weakest first.
+const NAMES: [&str; 6] = ["scalar", "avx2", "avxvnni", "avx512", "amx", "neon"];
+
+/// [`VARIABLE`] names an instruction set that cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{VARIABLE}={0}: this machine has no such instruction set; it has {1}")]
-pub struct NoSuchIsa(String, String);
+pub enum NoSuchIsa {
+    /// There are no kernels for any such.
+    #[error("{VARIABLE}={name}: unknown instruction set; known are {}, and this machine has {here}", NAMES.join(", "))]
+    Unknown {
+        /// What the variable says.
+        name: String,
+        /// Those of this machine.
+        here: String,
+    },
+    /// This machine does not have it.
+    #[error("{VARIABLE}={name}: this machine does not have it; it has {here}")]
+    NotHere {
+        /// What the variable says.
+        name: String,
+        /// Those of this machine.
+        here: String,
+    },
+}
 
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -150,8 +169,11 @@ impl Isa {
             None => Ok(Self::detect()),
             Some(name) => {
                 let name = name.to_string_lossy();
-                let there = || Self::all().map(Self::name).collect::<Vec<_>>().join(", ");
-                Self::from_name(&name).ok_or_else(|| NoSuchIsa(name.to_string(), there()))
+                Self::from_name(&name).ok_or_else(|| {
+                    let here = Self::all().map(Self::name).collect::<Vec<_>>().join(", ");
+                    let (known, name) = (NAMES.contains(&&*name), name.to_string());
+                    if known { NoSuchIsa::NotHere { name, here } } else { NoSuchIsa::Unknown { name, here } }
+                })
             }
         }
     }
@@ -228,6 +250,7 @@ mod tests {
     fn names_lead_back() {
         for isa in Isa::all() {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
+            assert!(NAMES.contains(&isa.name()));
         }
         assert_eq!(Isa::from_name("avx9"), None);
     }

@@ -7,7 +7,7 @@
 mod check;
 
 use crate::lowered::{CacheSlot, LNode, LValueId, Lowered, StateId};
-use doyen_tensor::{ByteCount, PageId, Tensor};
+use doyen_tensor::{ByteCount, FloatType, PageId, Tensor};
 use std::sync::Arc;
 
 /// How quantized products are computed.
@@ -140,6 +140,9 @@ pub trait Device: Send + Sync {
         limits: &Limits,
         numerics: Numerics,
     ) -> Result<NodePlan, DeviceError>;
+
+    /// The type that it holds keys and values in where the graph does not quantize them.
+    fn kv_type(&self) -> FloatType;
 
     /// Bytes of one KV page of each cache group, over all the group's layers.
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount>;

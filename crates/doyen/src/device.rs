@@ -3,10 +3,11 @@
 //! A device that is asked for is used, or it is an error that says what is missing; nothing falls back to the CPU.
 
 use crate::model::cpu;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use doyen_cpu::CpuDevice;
 use doyen_graph::device::Device;
-use doyen_tensor::ByteCount;
+use doyen_tensor::{ByteCount, FloatType};
 use std::{num::NonZeroUsize, str::FromStr};
 
 /// `--device`.
@@ -34,15 +35,24 @@ impl FromStr for DeviceName {
 }
 
 /// `--compute-dtype` and `--kv-dtype`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FloatName {
     /// float32
     F32,
     /// float16
     F16,
     /// bfloat16
-    #[default]
     Bf16,
+}
+
+impl From<FloatName> for FloatType {
+    fn from(name: FloatName) -> Self {
+        match name {
+            FloatName::F32 => Self::F32,
+            FloatName::F16 => Self::F16,
+            FloatName::Bf16 => Self::BF16,
+        }
+    }
 }
 
 /// Where to compute, and in what.
@@ -52,11 +62,11 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceName,
 
-    /// What a card's tensor cores multiply; f32 keeps to float32 and is slow with long prompts
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
-    pub compute_dtype: FloatName,
+    /// What a card's tensor cores multiply; f32 keeps to float32 and is slow with long prompts [default: bf16]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub compute_dtype: Option<FloatName>,
 
-    /// Type of the KV cache on a card [default: the compute type]
+    /// Type of the KV cache, where the package does not quantize it [default: f32 on the CPU, the compute type on a card]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv_dtype: Option<FloatName>,
 }
@@ -81,27 +91,35 @@ impl DeviceArgs {
     /// When it cannot be used; says what is missing.
     pub fn open(&self, threads: Option<NonZeroUsize>) -> Result<Opened> {
         match self.device {
-            DeviceName::Cpu => Ok(Opened { device: Box::new(cpu(threads)?), memory: None }),
+            DeviceName::Cpu => Ok(Opened { device: Box::new(self.cpu(threads)?), memory: None }),
             DeviceName::Cuda(ordinal) => self.cuda(ordinal),
         }
+    }
+
+    /// The CPU, with caches of the type asked for.
+    ///
+    /// # Errors
+    /// As [`cpu`], and when it is asked to compute in another type than its own.
+    pub fn cpu(&self, threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
+        ensure!(
+            matches!(self.compute_dtype, None | Some(FloatName::F32)),
+            "--compute-dtype is a card's (--device cuda): the CPU computes in f32"
+        );
+        Ok(cpu(threads)?.with_kv(self.kv_dtype.unwrap_or(FloatName::F32).into()))
     }
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, ordinal: usize) -> Result<Opened> {
         use anyhow::Context;
         use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
-        use doyen_tensor::FloatType;
 
-        let operand = match self.compute_dtype {
+        let compute = self.compute_dtype.unwrap_or(FloatName::Bf16);
+        let operand = match compute {
             FloatName::F32 => None,
             FloatName::F16 => Some(Operand::F16),
             FloatName::Bf16 => Some(Operand::Bf16),
         };
-        let kv = match self.kv_dtype.unwrap_or(self.compute_dtype) {
-            FloatName::F32 => FloatType::F32,
-            FloatName::F16 => FloatType::F16,
-            FloatName::Bf16 => FloatType::BF16,
-        };
+        let kv = self.kv_dtype.unwrap_or(compute).into();
         let options = CudaOptions { ordinal, operand, kv, cache: cubins() };
         let device =
             CudaDevice::new(&options).with_context(|| format!("cannot compute on cuda:{ordinal}"))?;

@@ -98,6 +98,9 @@ pub struct QuantFormat {
 }
 
 impl QuantFormat {
+    /// The block of matrices whose rows have one scale each.
+    pub const ROW: usize = usize::MAX;
+
     const fn blocks(self, cols: usize) -> usize {
         cols.div_ceil(if self.block == 0 { 1 } else { self.block })
     }
@@ -105,7 +108,7 @@ impl QuantFormat {
     /// All but the width, as labels.
     pub(super) fn labels(self) -> Labels {
         vec![
-            ("block", self.block.to_string()),
+            ("block", if self.block == Self::ROW { "row".to_owned() } else { self.block.to_string() }),
             ("scales", self.scales.dtype().to_string()),
             ("zero_points", if self.zero_points { "yes" } else { "no" }.to_owned()),
         ]

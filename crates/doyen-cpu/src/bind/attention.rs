@@ -187,8 +187,8 @@ impl Kernel for AttentionKernel {
         let tables = &cx.batch.tables[self.op.slot.group];
         let batch = Batch::new(cx.batch.sequences, tables, layout.page_size, layout.pages, self.op.window)
             .map_err(|e| e.to_string())?;
-        keys.view_mut(self.k_scales.view())?.append(&self.kernels, cx.pool, k, &batch);
-        values.view_mut(self.v_scales.view())?.append(&self.kernels, cx.pool, v, &batch);
+        keys.append(self.k_scales.view(), &self.kernels, cx.pool, k, &batch)?;
+        values.append(self.v_scales.view(), &self.kernels, cx.pool, v, &batch)?;
         let stores = (keys.view(self.k_scales.view())?, values.view(self.v_scales.view())?);
         let sink = match &self.sink {
             Some(s) => Sink::Heads(s),
@@ -196,7 +196,10 @@ impl Kernel for AttentionKernel {
             None => Sink::None,
         };
         let rest = cast_mut(rest);
-        self.kernels.attend(cx.pool, &self.params, q, stores, &batch, (sink, bias), rest, io.output(0));
+        let out = io.output(0);
+        self.kernels.attend(cx.pool, &self.params, q, stores, &batch, (sink, bias), rest, out);
+        keys.spread_nan(&self.params, &batch, out);
+        values.spread_nan(&self.params, &batch, out);
         cx.scratch = scratch;
         Ok(())
     }

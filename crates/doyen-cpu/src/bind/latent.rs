@@ -65,7 +65,7 @@ impl Kernel for LatentKernel {
         let tables = &cx.batch.tables[self.op.slot.group];
         let batch = Batch::new(cx.batch.sequences, tables, layout.page_size, layout.pages, self.op.window)
             .map_err(|e| e.to_string())?;
-        keys.view_mut(UNSCALED)?.append(&self.kernels, cx.pool, Rows::new(rows, width), &batch);
+        keys.append(UNSCALED, &self.kernels, cx.pool, Rows::new(rows, width), &batch)?;
         let stores = (keys.view(UNSCALED)?, keys.view(UNSCALED)?);
         let q = Rows::new(q, self.shape.heads * width);
         self.kernels.attend(cx.pool, &self.params, q, stores, &batch, (Sink::None, None), rest, y);

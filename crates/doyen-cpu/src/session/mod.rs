@@ -27,7 +27,7 @@ use doyen_graph::{
     device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot},
     lowered::{CacheSlot, LNode, LValueId, Lowered, StateId},
 };
-use doyen_tensor::{ByteCount, DType, PageId, Tensor};
+use doyen_tensor::{ByteCount, DType, FloatType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
 use states::States;
 use std::{num::NonZeroUsize, sync::Arc};
@@ -37,10 +37,11 @@ use std::{num::NonZeroUsize, sync::Arc};
 pub struct CpuDevice {
     pool: Arc<Pool>,
     isa: Isa,
+    kv: FloatType,
 }
 
 impl CpuDevice {
-    /// A device of `threads` threads with the best instruction set of this machine.
+    /// A device of `threads` threads with the best instruction set of this machine and caches in float32.
     ///
     /// # Errors
     /// When the threads cannot be started.
@@ -48,12 +49,17 @@ impl CpuDevice {
         Self::with_isa(threads, Isa::detect())
     }
 
-    /// A device with a given instruction set.
+    /// A device with a given instruction set and caches in float32.
     ///
     /// # Errors
     /// When the threads cannot be started.
     pub fn with_isa(threads: NonZeroUsize, isa: Isa) -> Result<Self, PoolError> {
-        Ok(Self { pool: Arc::new(Pool::new(threads, true)?), isa })
+        Ok(Self { pool: Arc::new(Pool::new(threads, true)?), isa, kv: FloatType::F32 })
+    }
+
+    /// The same device with keys and values in `kv`, where the graph does not quantize them.
+    pub fn with_kv(self, kv: FloatType) -> Self {
+        Self { kv, ..self }
     }
 
     /// Its threads.
@@ -102,8 +108,12 @@ impl Device for CpuDevice {
         })
     }
 
+    fn kv_type(&self) -> FloatType {
+        self.kv
+    }
+
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount> {
-        graph.groups.iter().map(|g| ByteCount(caches::page_bytes(g, page_size) as u64)).collect()
+        graph.groups.iter().map(|g| ByteCount(caches::page_bytes(g, self.kv, page_size) as u64)).collect()
     }
 
     fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
@@ -203,7 +213,7 @@ impl CpuSession {
         }
         let arena = Memory::new(program.arena, "activations")?;
         let scratch = Memory::new(program.scratch, "scratch")?;
-        let caches = Caches::new(&program)?;
+        let caches = Caches::new(&program, device.kv)?;
         let states = States::new(&program)?;
         let pool = Arc::clone(&device.pool);
         Ok(Self { pool, steps, inputs, outputs, arena, scratch, caches, states, program, last: (0, 0) })

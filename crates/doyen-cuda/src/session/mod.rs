@@ -93,6 +93,10 @@ impl Device for CudaDevice {
         format!("{}, {operand} products, {} kv cache", self.gpu.describe(), self.kv.dtype())
     }
 
+    fn kv_type(&self) -> FloatType {
+        self.kv
+    }
+
     fn plan(
         &self,
         graph: &Lowered,

@@ -83,7 +83,7 @@ fn by_head(format: KvFormat, rows_of: &[f32], rows: usize, heads: usize) -> Resu
             Tensor::from_slice([heads, rows, size], &cells.iter().map(|&v| v as i8).collect::<Vec<_>>())
         }
         KvFormat::Int4 { .. } => {
-            let code = |v: f32| (v + 8.0) as u8;
+            let code = |v: f32| (v as i8 + 8) as u8;
             let packed: Vec<u8> = cells.chunks(2).map(|p| code(p[0]) | code(p[1]) << 4).collect();
             Tensor::from_slice([heads, rows, size / 2], &packed)
         }

@@ -4,7 +4,7 @@ use doyen_graph::{
     device::{GroupPages, NodePlan, Program},
     lowered::{LOp, Operand},
 };
-use doyen_tensor::ByteCount;
+use doyen_tensor::{ByteCount, FloatType};
 use std::{collections::BTreeMap, fmt};
 
 /// One line of the ledger.
@@ -23,17 +23,24 @@ pub struct LedgerEntry {
 pub struct Ledger {
     entries: Vec<LedgerEntry>,
     kv_per_token: ByteCount,
+    kv_types: Vec<&'static str>,
     context: usize,
     sequences: usize,
 }
 
 impl Ledger {
-    pub(super) fn new(program: &Program, nodes: &[NodePlan], page_bytes: &[ByteCount]) -> Self {
+    pub(super) fn new(
+        program: &Program,
+        nodes: &[NodePlan],
+        page_bytes: &[ByteCount],
+        kv: FloatType,
+    ) -> Self {
         let limits = &program.limits;
         let caches = || page_bytes.iter().zip(&program.pages);
         let growing: ByteCount = caches().filter(|(_, p)| p.window.is_none()).map(|(&b, _)| b).sum();
         let mut ledger = Self {
             kv_per_token: ByteCount(growing.0 / limits.page_size as u64),
+            kv_types: kv_types(program, kv, |_| true),
             context: limits.context,
             sequences: limits.sequences,
             ..Self::default()
@@ -42,16 +49,19 @@ impl Ledger {
             ledger.push(what, bytes, true);
         }
         ledger.push("weights made at load", nodes.iter().map(|n| n.resident).sum(), false);
-        let kv = |windows: bool| {
+        for windows in [false, true] {
+            let types = kv_types(program, kv, |p| p.window.is_some() == windows).join(" and ");
+            if types.is_empty() {
+                continue;
+            }
+            let what = if windows {
+                format!("kv cache of windows in {types}, {} sequences", limits.sequences)
+            } else {
+                format!("kv cache in {types}, {} x {} positions", limits.sequences, limits.context)
+            };
             let group = |(bytes, p): (&ByteCount, &GroupPages)| bytes.0.saturating_mul(p.pages as u64);
             let bytes = caches().filter(|(_, p)| p.window.is_some() == windows).map(group);
-            ByteCount(bytes.fold(0, u64::saturating_add))
-        };
-        let what = format!("kv cache, {} x {} positions", limits.sequences, limits.context);
-        ledger.push(what, kv(false), false);
-        if program.pages.iter().any(|p| p.window.is_some()) {
-            let what = format!("kv cache of windows, {} sequences", limits.sequences);
-            ledger.push(what, kv(true), false);
+            ledger.push(what, ByteCount(bytes.fold(0, u64::saturating_add)), false);
         }
         if program.state_slots > 0 {
             let what = format!("recurrent states, {} sequences", limits.sequences);
@@ -88,8 +98,13 @@ impl Ledger {
         self.kv_per_token
     }
 
+    /// How keys and values are stored: one name for all layers, or several where the graph quantizes some.
+    pub fn kv_types(&self) -> &[&'static str] {
+        &self.kv_types
+    }
+
     pub(super) fn hint(&self) -> String {
-        if self.sequences > 1 {
+        let context = if self.sequences > 1 {
             format!(
                 "run fewer sequences at once than {}, or a context shorter than {}",
                 self.sequences, self.context
@@ -99,6 +114,11 @@ impl Ledger {
                 "a context shorter than {} (--context) takes {} less per position",
                 self.context, self.kv_per_token
             )
+        };
+        if self.kv_types.contains(&"f32") {
+            format!("{context}, and --kv-dtype f16 halves the kv cache")
+        } else {
+            context
         }
     }
 }
@@ -113,6 +133,15 @@ impl fmt::Display for Ledger {
         writeln!(f, "{:width$}  {:>12}  mapped", "total", self.mapped().to_string())?;
         write!(f, "{:width$}  {:>12}  allocated", "", self.allocated().to_string())
     }
+}
+
+/// The names of how the cache groups whose pages pass `which` are stored, each once.
+fn kv_types(program: &Program, kv: FloatType, which: impl Fn(&GroupPages) -> bool) -> Vec<&'static str> {
+    let groups = program.graph.groups.iter().zip(&program.pages).filter(|(_, p)| which(p));
+    let mut names: Vec<_> = groups.map(|(g, _)| g.format.name(kv)).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 /// Bytes of constants by the kind of node that reads them; bytes shared by several constants count once.

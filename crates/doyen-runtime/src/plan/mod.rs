@@ -129,7 +129,7 @@ impl Plan {
             graph,
         };
         let page_bytes = device.page_bytes(&program.graph, limits.page_size);
-        let ledger = Ledger::new(&program, &nodes, &page_bytes);
+        let ledger = Ledger::new(&program, &nodes, &page_bytes, device.kv_type());
         let available = options.memory.or_else(ledger::available_memory).unwrap_or(ByteCount(u64::MAX));
         if ledger.allocated() > available {
             return Err(PlanError::Memory { needed: ledger.allocated(), available, hint: ledger.hint() });

@@ -34,6 +34,7 @@ pub struct Report {
     decode_rate: Spread,
     weights: ByteCount,
     allocated: ByteCount,
+    kv_types: String,
     kernels: BTreeMap<String, usize>,
 }
 
@@ -82,6 +83,7 @@ pub fn measure(options: &Options, opened: &Opened, mut tick: impl FnMut()) -> Re
         decode_rate,
         weights: plan.ledger().mapped(),
         allocated: plan.ledger().allocated(),
+        kv_types: plan.ledger().kv_types().join(" and "),
         kernels: kernels(&plan).into_iter().map(|(k, n)| (k.to_owned(), n)).collect(),
     })
 }
@@ -119,7 +121,7 @@ impl Report {
     /// As JSON.
     pub fn json(&self) -> Value {
         json!({
-            "package": self.package, "device": self.device,
+            "package": self.package, "device": self.device, "kv_dtype": self.kv_types,
             "prompt": self.prompt, "gen": self.generate, "batch": self.batch,
             "load_ms": 1e3 * self.load,
             "first_token_ms": spread(&self.first_token, 1e3),

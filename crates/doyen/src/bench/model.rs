@@ -1,7 +1,7 @@
 //! A whole model: loading, prefill and decode of random prompts, beside a plain read loop, and the memory it took.
 
 use super::{fingerprint, spread, traffic::Traffic};
-use crate::model::{context_length, cpu, kernels, lowered, open, peak_memory, tokenizer};
+use crate::model::{context_length, kernels, lowered, open, peak_memory, tokenizer};
 use anyhow::{Context, Result, bail, ensure};
 use doyen_cpu::{
     CpuDevice,
@@ -14,7 +14,6 @@ use doyen_tensor::{ByteCount, TokenId};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
-    num::NonZeroUsize,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -34,8 +33,6 @@ const READS: usize = 8;
 pub struct Options {
     /// Package directory; the built-in model when absent.
     pub package: Option<PathBuf>,
-    /// Threads; all that may be used when absent.
-    pub threads: Option<NonZeroUsize>,
     /// How quantized products are computed.
     pub numerics: Numerics,
     /// Tokens of a prompt.
@@ -64,6 +61,7 @@ pub struct Report {
     share: Spread,
     traffic: Traffic,
     memory: Memory,
+    kv_types: String,
     kernels: BTreeMap<String, usize>,
 }
 
@@ -98,27 +96,27 @@ pub(super) struct Repetition {
     pub(super) decoded: usize,
 }
 
-/// Measures a model. `tick` is called after every repetition.
+/// Measures a model on the CPU. `tick` is called after every repetition.
 ///
 /// # Errors
 /// When the package cannot be loaded, prompt and generation do not fit its context, or its logits are NaN.
-pub fn measure(options: &Options, mut tick: impl FnMut()) -> Result<Report> {
+pub fn measure(options: &Options, device: &CpuDevice, mut tick: impl FnMut()) -> Result<Report> {
     let start = Instant::now();
-    let loaded = Loaded::new(options)?;
+    let loaded = Loaded::new(options, device)?;
     let ready = start.elapsed().as_secs_f64();
-    let Loaded { package, device, plan, mut engine, context } = loaded;
+    let Loaded { package, plan, mut engine, context } = loaded;
     let mut rng = Rng::default();
     repetition(&mut engine, &mut rng, &Options { prompt: 1, generate: 0, batch: 1, ..options.clone() })?;
     let load = Load { ready, first_token: start.elapsed().as_secs_f64() };
     repetition(&mut engine, &mut rng, options)?;
     tick();
-    let memory = memory(&plan, &device);
+    let memory = memory(&plan, device);
 
     let machine = Machine::read();
     let weights = plan.ledger().mapped().0 as usize;
-    let mut floor = Floor::new(&machine, weights, &device)?;
+    let mut floor = Floor::new(&machine, weights, device)?;
     let positions = options.prompt as f64 + f64::midpoint(options.generate as f64, 1.0);
-    let traffic = Traffic::of(plan.program(), &device, options.batch, positions);
+    let traffic = Traffic::of(plan.program(), device, options.batch, positions);
     let mut samples = [const { Vec::new() }; 5];
     for _ in 0..options.repetitions {
         let before = floor.rate();
@@ -146,6 +144,7 @@ pub fn measure(options: &Options, mut tick: impl FnMut()) -> Result<Report> {
         share,
         traffic,
         memory,
+        kv_types: plan.ledger().kv_types().join(" and "),
         kernels: kernels(&plan).into_iter().map(|(k, n)| (k.to_owned(), n)).collect(),
     })
 }
@@ -153,20 +152,18 @@ pub fn measure(options: &Options, mut tick: impl FnMut()) -> Result<Report> {
 /// A package ready to run.
 struct Loaded {
     package: String,
-    device: CpuDevice,
     plan: Plan,
     engine: Engine,
     context: usize,
 }
 
 impl Loaded {
-    fn new(options: &Options) -> Result<Self> {
+    fn new(options: &Options, device: &CpuDevice) -> Result<Self> {
         let package = open(options.package.as_deref())?;
         // What a user waits for includes the tokenizer; packages of random weights have none.
         if package.text.tokenizer.is_some() {
             tokenizer(&package)?;
         }
-        let device = cpu(options.threads)?;
         let graph = Arc::new(lowered(&package)?);
         let context = context(options, context_length(&package, &graph), CHUNK)?;
         let plan_options = PlanOptions {
@@ -176,9 +173,9 @@ impl Loaded {
             numerics: options.numerics,
             ..PlanOptions::default()
         };
-        let plan = Plan::new(graph, &device, &plan_options)?;
-        let engine = Engine::new(&plan, &device)?;
-        Ok(Self { package: package.source.describe(), device, plan, engine, context })
+        let plan = Plan::new(graph, device, &plan_options)?;
+        let engine = Engine::new(&plan, device)?;
+        Ok(Self { package: package.source.describe(), plan, engine, context })
     }
 }
 
@@ -322,7 +319,7 @@ impl Report {
         );
         let kernels: Vec<String> = self.kernels.iter().map(|(k, n)| format!("  {n:>5} x {k}")).collect();
         format!(
-            "{}\n{}, {} numerics\n{} sequence{} of {} prompt tokens, {} decoding steps, {} repetitions; median (min to \
+            "{}\n{}, {} numerics, kv cache in {}\n{} sequence{} of {} prompt tokens, {} decoding steps, {} repetitions; median (min to \
              max)\n\n\
              load            {:.0} ms, first token of a one-token prompt after {:.0} ms\n\
              first token     {} ms\n\
@@ -336,6 +333,7 @@ impl Report {
             self.package,
             self.device,
             numerics(o.numerics),
+            self.kv_types,
             o.batch,
             if o.batch == 1 { "" } else { "s" },
             o.prompt,
@@ -364,6 +362,7 @@ impl Report {
         let per_token = |bytes: f64| bytes / o.batch as f64;
         json!({
             "package": self.package, "device": self.device, "numerics": numerics(o.numerics),
+            "kv_dtype": self.kv_types,
             "prompt": o.prompt, "gen": o.generate, "batch": o.batch, "repetitions": o.repetitions,
             "context": self.context,
             "load_ms": 1e3 * self.load.ready, "load_to_first_token_ms": 1e3 * self.load.first_token,

@@ -65,7 +65,7 @@ fn the_ledger_counts_the_pages_there_are() {
         let found = plan.ledger().entries().iter().find(|e| e.what.starts_with(what));
         found.unwrap_or_else(|| panic!("no line {what:?} in\n{}", plan.ledger())).bytes
     };
-    assert_eq!(line("kv cache,"), bytes(&wholes));
-    assert_eq!(line("kv cache of windows,"), bytes(&windows));
+    assert_eq!(line("kv cache in f32,"), bytes(&wholes));
+    assert_eq!(line("kv cache of windows in f32,"), bytes(&windows));
     assert!(bytes(&windows).0 * 5 < bytes(&wholes).0, "windows of 16 take little of a context of 2048");
 }

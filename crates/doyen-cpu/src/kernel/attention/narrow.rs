@@ -16,7 +16,7 @@ fn narrow_body<const FMA: bool>(ty: KvType, x: &[f32], scales: KvScales<'_>, out
         KvScales::Tensor(s) => s,
         KvScales::Channel(s) => s[i],
     };
-    // The cast of NaN is 0.
+    // The cast of NaN is 0: who appends keeps note of such rows.
     let code = |i: usize, lo: f32, hi: f32| (x[i] / scale(i)).round_ties_even().clamp(lo, hi) as i8;
     match ty {
         KvType::F32 => {

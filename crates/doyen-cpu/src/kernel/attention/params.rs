@@ -104,7 +104,7 @@ impl AttentionParams {
     }
 
     /// The key positions that new token `i` of a sequence sees.
-    pub(super) fn visible(&self, span: SeqSpan, i: usize) -> Range<usize> {
+    pub fn visible(&self, span: SeqSpan, i: usize) -> Range<usize> {
         let end = if self.causal { span.past + i + 1 } else { span.past + span.len };
         let start = self.window.map_or(0, |w| (span.past + i + 1).saturating_sub(w));
         start.min(end)..end
@@ -257,8 +257,11 @@ impl<'a> Batch<'a> {
     }
 
     /// Page and slot of a position.
+    ///
+    /// # Panics
+    /// When it is not one that the batch was checked for.
     #[inline]
-    pub(super) fn place(&self, sequence: usize, position: usize) -> (usize, usize) {
+    pub fn place(&self, sequence: usize, position: usize) -> (usize, usize) {
         let page = self.tables.sequence(sequence)[position >> self.page_shift];
         (page.index(), position & (self.page_size() - 1))
     }

@@ -60,15 +60,15 @@ impl Codec {
         }
     }
 
-    /// Rows of all heads, `[.., Nkv*D]`, as stored values.
+    /// Rows of all heads, `[.., Nkv*D]`, as stored values. There is no code for NaN, which is kept until a cache becomes
+    /// a tensor: this step's queries see it.
     pub(super) fn encode(&self, rows: &[f64]) -> Result<Vec<f64>, OpError> {
         match self {
             Self::Float(dtype) => Ok(Tensor::from_f64(*dtype, [rows.len()], rows)?.to_f64()?),
             Self::Int { bits, scales } => {
                 let low = -f64::from(1 << (bits - 1));
                 let code = |(at, v): (usize, &f64)| {
-                    let q = (v / Self::scale(scales, at)).round_ties_even();
-                    if q.is_nan() { 0.0 } else { q.clamp(low, -low - 1.0) }
+                    (v / Self::scale(scales, at)).round_ties_even().clamp(low, -low - 1.0)
                 };
                 Ok(rows.iter().enumerate().map(code).collect())
             }
@@ -178,7 +178,7 @@ impl Cache {
                 Tensor::from_slice(shape, &self.values.iter().map(|&v| v as i8).collect::<Vec<_>>())?
             }
             Codec::Int { .. } => {
-                let nibble = |v: f64| (v + 8.0) as u8 & 15;
+                let nibble = |v: f64| (v as i8 + 8) as u8 & 15;
                 let bytes: Vec<u8> =
                     self.values.chunks(2).map(|p| nibble(p[0]) | (nibble(p[1]) << 4)).collect();
                 Tensor::from_bytes(DType::U8, [batch, heads, rows, size / 2], Bytes::from(bytes))?

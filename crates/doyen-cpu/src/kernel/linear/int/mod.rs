@@ -40,60 +40,36 @@ mod vnni;
 pub(super) use scales::load8;
 
 use super::{Kernel, Mode};
-use crate::{
-    detect::Isa,
-    kernel::quantize::{WIDE_GROUP, wide_group},
-};
+use crate::detect::Isa;
 use doyen_tensor::format::Bits;
-
-/// Columns that share an activation scale, and are summed exactly.
-#[derive(Debug, Clone, Copy)]
-enum Unit {
-    C16,
-    C32,
-    C128,
-}
-
-impl Unit {
-    /// Of rows of `cols` columns in blocks of `block`: a power of two of at least 16, or `cols`.
-    fn new(block: usize, cols: usize, mode: Mode) -> Self {
-        if mode == Mode::Wide && wide_group(cols, block) == WIDE_GROUP {
-            Self::C128
-        } else if block == 16 && cols > 16 {
-            Self::C16
-        } else {
-            Self::C32
-        }
-    }
-}
 
 /// The kernel of a width, block and mode; `None` where there is none for the instruction set.
 ///
 /// `block` is a power of two of at least 16, or `cols`.
 pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Option<Kernel> {
-    let unit = Unit::new(block, cols, mode);
+    let halves = block == 16 && cols > 16;
     match isa {
         Isa::Scalar => None,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => Some(avx2::kernel(bits, unit, mode)),
+        Isa::Avx2(_) => Some(avx2::kernel(bits, halves, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(_) => Some(vnni::kernel(bits, unit, mode)),
+        Isa::AvxVnni(_) => Some(vnni::kernel(bits, halves, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => Some(avx512::kernel(bits, unit, mode)),
+        Isa::Avx512(_) => Some(avx512::kernel(bits, halves, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx(_) => Some(amx::kernel(bits, unit, mode)),
+        Isa::Amx(_) => Some(amx::kernel(bits, halves, mode)),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon(_) => Some(neon::kernel(bits, unit, mode)),
+        Isa::Neon(_) => Some(neon::kernel(bits, halves, mode)),
     }
 }
 
 /// Kernels made of the loops of instruction sets that this machine need not have, with other instructions that it has.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(super) fn stand_ins(bits: Bits, block: usize, cols: usize, mode: Mode) -> Vec<Kernel> {
-    let unit = Unit::new(block, cols, mode);
+    let halves = block == 16 && cols > 16;
     if crate::detect::Avx512::detect().is_none() {
         eprintln!("without AVX-512 the loops of AVX-VNNI and AMX are not tested here");
         return Vec::new();
     }
-    vec![vnni::on_avx512::kernel(bits, unit, mode), amx::emulated::kernel(bits, unit, mode)]
+    vec![vnni::on_avx512::kernel(bits, halves, mode), amx::emulated::kernel(bits, halves, mode)]
 }

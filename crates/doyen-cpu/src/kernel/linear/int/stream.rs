@@ -6,7 +6,7 @@
 //! eight groups of columns whose sums end up in the eight lanes that the canonical order ([`super::super`]) has for them, and nothing is
 //! written but results. Out-of-order execution sees only a few hundred bytes ahead of such a loop; [`AHEAD`] makes up for it.
 //!
-//! Called by `entries`. The sums of spans come from a [`Spans`]: [`Plain`] with AVX2, or `vnni` with dot products of bytes.
+//! Called by `entries`. The sums of a span come from a [`Spans`]: [`Plain`] with AVX2, or `vnni` with dot products of bytes.
 
 use super::{
     super::{Columns, LANES, tiles},
@@ -31,47 +31,27 @@ const NEAR: usize = 2048;
 const FAR: usize = 16384;
 const SCALES_AHEAD: usize = 12;
 
-/// Distance of prefetching into the second level alone, where groups are long and the loop so light that out-of-order execution sees
-/// kilobytes ahead. (Prefetching into the first level at [`AHEAD`] held it up: 8 bits 41 GB/s instead of 53, 4 bits 28 instead of 35,
-/// without any prefetching 53 and 29; two cores of Zen 4.)
-const WIDE: usize = 8192;
-
 /// Every zero point is the default.
 pub(super) const DEFAULT: u8 = 0;
 /// Zero points are packed by blocks.
 pub(super) const PACKED: u8 = 1;
 /// Zero points are floats, or one a row.
 pub(super) const OTHER: u8 = 2;
-/// Zero points of any kind, or scales of any type: found out for each octet, which costs nothing where octets are long.
-pub(super) const ANY: u8 = 3;
 
 /// Rows whose lanes are added together.
 const EIGHT: usize = 8;
-
-/// Bytes of an octet at most: 8 groups of 128 columns of 8 bits.
-const OCTET: usize = 1024;
 
 /// Sums of products of a span.
 pub(super) trait Spans {
     /// Whether the sums of 8-bit codes come out centred, which costs as many instructions as the products.
     const CENTRES_BYTES: bool;
 
-    /// Adds codes of 32 bytes times the activations of their span for `T` tokens to sums that [`Spans::finish`] makes one of each
-    /// 32-bit lane; of at most 16 columns a lane. Sums of codes below 16 are not centred.
+    /// Codes of 32 bytes times the activations of their span for `T` tokens, summed per 32-bit lane. Sums of codes below
+    /// 16 are not centred.
     ///
     /// # Safety
     /// The instruction set is there, and the caller is compiled for it. `acts` point to the span's activations.
-    unsafe fn add<const BITS: usize, const T: usize>(
-        sums: &mut [__m256i; T],
-        codes: __m256i,
-        acts: [*const u8; T],
-    );
-
-    /// The sums of 32-bit lanes.
-    ///
-    /// # Safety
-    /// As [`Spans::add`].
-    unsafe fn finish<const BITS: usize>(sum: __m256i) -> __m256i;
+    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T];
 }
 
 /// A product under way.
@@ -86,24 +66,8 @@ struct Job<'a, const T: usize> {
 }
 
 /// Whether the loop over codes of a width is prefetched for in two steps.
-const fn prefetches_twice<S: Spans, const BITS: usize, const UNIT: usize>() -> bool {
-    UNIT <= 32 && (BITS == 4 || (BITS == 8 && S::CENTRES_BYTES))
-}
-
-/// Asks for codes that are needed later than those at `codes`; the addresses need not exist.
-#[inline(always)]
-fn prefetch<S: Spans, const BITS: usize, const UNIT: usize>(codes: *const u8) {
-    // SAFETY: a prefetch is a hint, valid for any address; SSE is part of x86-64.
-    unsafe {
-        if UNIT > 32 {
-            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(WIDE).cast());
-        } else if prefetches_twice::<S, BITS, UNIT>() {
-            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(NEAR).cast());
-            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(FAR).cast());
-        } else {
-            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD).cast());
-        }
-    }
+const fn prefetches_twice<S: Spans, const BITS: usize>() -> bool {
+    BITS == 4 || (BITS == 8 && S::CENTRES_BYTES)
 }
 
 /// Scales and zero points of an octet, spread over its groups.
@@ -112,7 +76,7 @@ struct Numbers {
     zero: __m256,
 }
 
-/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`Job::float_type`] `TY`, zero
+/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`float_type`] `TY`, zero
 /// points of kind `ZEROS`.
 ///
 /// # Safety
@@ -131,7 +95,7 @@ pub(super) unsafe fn rows<
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
-    let g = Geometry::new(w, UNIT);
+    let g = Geometry::new(w);
     let mut rows = [std::ptr::null(); T];
     for (t, row) in rows.iter_mut().enumerate() {
         *row = acts.row(t).as_ptr();
@@ -147,7 +111,7 @@ pub(super) unsafe fn rows<
     // SAFETY: the caller's promise; eight i32.
     let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()), zeros } };
     let (range, terms) = (out.range(), acts.layout().terms());
-    let safe = job.safe_rows(BITS, UNIT).clamp(range.start, range.end);
+    let safe = job.safe_rows(UNIT * BITS).clamp(range.start, range.end);
     // SAFETY: the caller's promise; only rows below `safe` are read past their end.
     unsafe {
         for eight in tiles(range.start..safe, EIGHT) {
@@ -206,26 +170,24 @@ unsafe fn write<const T: usize>(
     }
 }
 
-impl<const T: usize> Job<'_, T> {
-    /// The stored type of scales that `TY` stands for.
-    const fn float_type(&self, ty: u8) -> FloatType {
-        match ty {
-            0 => FloatType::F32,
-            1 => FloatType::F16,
-            2 => FloatType::BF16,
-            _ => self.w.scales.float_type(),
-        }
+/// The stored type of scales that `TY` stands for.
+pub(super) const fn float_type(ty: u8) -> FloatType {
+    match ty {
+        0 => FloatType::F32,
+        1 => FloatType::F16,
+        _ => FloatType::BF16,
     }
+}
 
-    /// Rows from the first on for which whole vectors of codes, and eight numbers from any block on, are inside of the matrix.
-    fn safe_rows(&self, bits: usize, unit: usize) -> usize {
-        let (w, blocks, groups) = (self.w, self.g.blocks, self.g.acts.groups);
-        let codes = (groups * unit * bits / 8).next_multiple_of(32);
+impl<const T: usize> Job<'_, T> {
+    /// Rows from the first on for which whole octets of codes, and eight numbers from any block on, are inside of the matrix.
+    fn safe_rows(&self, octet: usize) -> usize {
+        let (w, blocks) = (self.w, self.g.blocks);
         // Rows of `step` numbers of which `reach` are read from the beginning of each.
         let rows = |len: usize, reach: usize, step: usize| {
             len.checked_sub(reach).map_or(0, |left| left.checked_div(step).unwrap_or(0) + 1)
         };
-        let codes = rows(w.codes.len(), codes, w.row_bytes);
+        let codes = rows(w.codes.len(), self.octets() * octet, w.row_bytes);
         let scales = rows(w.scales.len(), blocks + LANES - 1, blocks);
         let zeros = match w.zero_points {
             ZeroPoints::PerBlock { packed, row_bytes } => rows(packed.len(), row_bytes + 7, row_bytes),
@@ -248,13 +210,13 @@ impl<const T: usize> Job<'_, T> {
         &self,
         n: usize,
     ) -> [__m256; T] {
-        let (groups, size) = (self.g.acts.groups, self.float_type(TY).size());
+        let (groups, size) = (self.g.acts.groups, float_type(TY).size());
         // SAFETY: the caller's promise: octets and numbers are inside of the matrix, the last octet's lanes behind the row are masked.
         unsafe {
             let mut acc = [_mm256_setzero_ps(); T];
             let codes = self.w.codes.as_ptr().add(n * self.w.row_bytes);
             let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
-            if prefetches_twice::<S, BITS, UNIT>() {
+            if prefetches_twice::<S, BITS>() {
                 let ahead = scales.wrapping_add(SCALES_AHEAD * self.g.blocks * size);
                 for line in (0..self.g.blocks * size).step_by(64) {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
@@ -263,13 +225,17 @@ impl<const T: usize> Job<'_, T> {
             for o in 0..groups / LANES {
                 let at = codes.add(o * UNIT * BITS);
                 let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o);
-                acc = self.octet::<S, BITS, UNIT, ZEROS>(at, LANES, &numbers, o, acc);
+                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc);
             }
             let (o, left) = (groups / LANES, groups % LANES);
             if left > 0 {
                 let at = codes.add(o * UNIT * BITS);
                 let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o).first(left);
-                acc = self.octet::<S, BITS, UNIT, ZEROS>(at, left, &numbers, o, acc);
+                acc = if left <= LANES / 2 {
+                    self.octet::<S, BITS, UNIT, ZEROS, true>(at, &numbers, o, acc)
+                } else {
+                    self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc)
+                };
             }
             acc
         }
@@ -287,14 +253,14 @@ impl<const T: usize> Job<'_, T> {
         o: usize,
     ) -> Numbers {
         let block = self.g.block_of(LANES * UNIT * o);
-        let ty = self.float_type(TY);
+        let ty = float_type(TY);
         // SAFETY: the caller's promise.
         unsafe {
             Numbers {
                 scale: _mm256_permutevar8x32_ps(load8(ty, scales.add(block * ty.size())), self.spread),
-                zero: match (ZEROS, self.w.zero_points) {
-                    (DEFAULT, _) | (ANY, ZeroPoints::Default) => _mm256_setzero_ps(),
-                    (PACKED, _) | (ANY, ZeroPoints::PerBlock { .. }) => self.zeros::<BITS>(n, block),
+                zero: match ZEROS {
+                    DEFAULT => _mm256_setzero_ps(),
+                    PACKED => self.zeros::<BITS>(n, block),
                     _ => self.zeros_one_by_one(n, block),
                 },
             }
@@ -354,7 +320,7 @@ impl<const T: usize> Job<'_, T> {
         unsafe {
             let mut acc = [_mm256_setzero_ps(); T];
             for o in 0..self.octets() {
-                let mut codes = [0u8; OCTET];
+                let mut codes = [0u8; 256];
                 let left = &row[o * bytes..];
                 let len = left.len().min(bytes);
                 codes[..len].copy_from_slice(&left[..len]);
@@ -366,52 +332,20 @@ impl<const T: usize> Job<'_, T> {
                 let scale = _mm256_loadu_ps(scale.as_ptr());
                 let zero = self.zeros_one_by_one(n, self.g.block_of(UNIT * LANES * o));
                 let numbers = Numbers { scale, zero }.first(groups);
-                acc = self.octet::<S, BITS, UNIT, ZEROS>(codes.as_ptr(), groups, &numbers, o, acc);
+                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(codes.as_ptr(), &numbers, o, acc);
             }
             acc
         }
     }
 
-    /// Sums of spans of an octet whose codes are at `codes` and whose activations begin at `place`.
+    /// Adds octet `o`, or only its first half.
     ///
     /// # Safety
-    /// As [`Job::octet`].
+    /// As [`rows`]; `codes` points to the octet's bytes.
     #[inline(always)]
-    unsafe fn spans<S: Spans, const BITS: usize, const UNIT: usize>(
+    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8, const HALF: bool>(
         &self,
         codes: *const u8,
-        place: usize,
-        spans: Range<usize>,
-    ) -> [__m256i; T] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut sums = [_mm256_setzero_si256(); T];
-            for s in spans {
-                if s % 2 == 0 {
-                    prefetch::<S, BITS, UNIT>(codes.wrapping_add(32 * s));
-                }
-                let mut acts = self.acts;
-                for a in &mut acts {
-                    *a = a.wrapping_add(place + 32 * 8 / BITS * s);
-                }
-                S::add::<BITS, T>(&mut sums, _mm256_loadu_si256(codes.add(32 * s).cast()), acts);
-            }
-            for sum in &mut sums {
-                *sum = S::finish::<BITS>(*sum);
-            }
-            sums
-        }
-    }
-
-    /// Adds octet `o`, of which `groups` are there.
-    ///
-    /// # Safety
-    /// As [`rows`]; `codes` points to the groups' bytes, in whole vectors.
-    #[inline(always)]
-    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8>(
-        &self,
-        codes: *const u8,
-        groups: usize,
         numbers: &Numbers,
         o: usize,
         mut acc: [__m256; T],
@@ -419,19 +353,22 @@ impl<const T: usize> Job<'_, T> {
         let at = &self.g.acts;
         // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
         unsafe {
-            let mut sums = [[_mm256_setzero_si256(); LANES]; T];
-            let (vectors, spans) = const { (vectors(BITS, UNIT), UNIT * BITS / 32 / vectors(BITS, UNIT)) };
-            let there = (groups * vectors).div_ceil(LANES);
-            // Two loops, which the compiler unrolls where it would leave one of eight.
-            for half in 0..vectors.div_ceil(4) {
-                for v in 4 * half..4 * half + vectors.min(4) {
-                    if v < there {
-                        let sum =
-                            self.spans::<S, BITS, UNIT>(codes, LANES * UNIT * o, spans * v..spans * (v + 1));
-                        for t in 0..T {
-                            sums[t][v] = sum[t];
-                        }
-                    }
+            let mut sums = [[_mm256_setzero_si256(); 8]; T];
+            let spans = UNIT * BITS / 32;
+            for s in 0..if HALF { spans.div_ceil(2) } else { spans } {
+                if s % 2 == 0 && prefetches_twice::<S, BITS>() {
+                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(NEAR + 32 * s).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(FAR + 32 * s).cast());
+                } else if s % 2 == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD + 32 * s).cast());
+                }
+                let mut acts = self.acts;
+                for a in &mut acts {
+                    *a = a.wrapping_add(LANES * UNIT * o + 32 * 8 / BITS * s);
+                }
+                let span = S::span::<BITS, T>(_mm256_loadu_si256(codes.add(32 * s).cast()), acts);
+                for t in 0..T {
+                    sums[t][s] = span[t];
                 }
             }
             for t in 0..T {
@@ -493,31 +430,24 @@ unsafe fn lane_sums(v: [__m256; EIGHT]) -> __m256 {
     }
 }
 
-/// Vectors of sums that the eight groups of an octet have.
-const fn vectors(bits: usize, unit: usize) -> usize {
-    let vectors = unit * bits / 32;
-    if vectors < LANES { vectors } else { LANES }
-}
-
-/// Sums of eight groups of `UNIT` columns out of the lanes of their [`vectors`].
+/// Sums of eight groups of `UNIT` columns out of the lanes of their `UNIT * BITS / 32` spans.
 ///
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; LANES]) -> __m256i {
-    // SAFETY: the caller's promise. Lanes are of at most 16 columns, of at most 16 after the first sums as well but for wide groups.
+unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; 8]) -> __m256i {
+    // SAFETY: the caller's promise.
     unsafe {
-        let (short, shorter) = (BITS < 8, BITS < 8 && (UNIT <= 32 || BITS == 2));
-        match vectors(BITS, UNIT) {
+        match UNIT * BITS / 32 {
             1 => m[0],
-            2 => _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs(m[0], m[1], short)),
+            2 => _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs::<BITS>(m[0], m[1])),
             4 => {
-                let quads = pairs(pairs(m[0], m[1], short), pairs(m[2], m[3], short), shorter);
+                let quads = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
                 _mm256_permutevar8x32_epi32(quads, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
             }
             _ => {
-                let low = pairs(pairs(m[0], m[1], short), pairs(m[2], m[3], short), shorter);
-                let high = pairs(pairs(m[4], m[5], short), pairs(m[6], m[7], short), shorter);
+                let low = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
+                let high = pairs::<BITS>(pairs::<BITS>(m[4], m[5]), pairs::<BITS>(m[6], m[7]));
                 _mm256_add_epi32(
                     _mm256_permute2x128_si256::<0x20>(low, high),
                     _mm256_permute2x128_si256::<0x31>(low, high),
@@ -527,19 +457,19 @@ unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; LANES
     }
 }
 
-/// Sums of neighbours, those of `a` before those of `b` in each half. Those that fit 16 bits (`short`) need two shuffles less: codes
-/// below 16 of up to 16 columns, below 4 of up to 64.
+/// Sums of neighbours, those of `a` before those of `b` in each half. Sums of codes below 16 fit 16 bits up to 16 columns, which
+/// saves two shuffles.
 ///
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn pairs(a: __m256i, b: __m256i, short: bool) -> __m256i {
+unsafe fn pairs<const BITS: usize>(a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        if short {
-            _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1))
-        } else {
+        if BITS == 8 {
             _mm256_hadd_epi32(a, b)
+        } else {
+            _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1))
         }
     }
 }
@@ -573,13 +503,11 @@ impl Spans for Plain {
     const CENTRES_BYTES: bool = true;
 
     #[inline(always)]
-    unsafe fn add<const BITS: usize, const T: usize>(
-        sums: &mut [__m256i; T],
-        codes: __m256i,
-        acts: [*const u8; T],
-    ) {
+    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
         // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
         unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut sums = [_mm256_setzero_si256(); T];
             for p in 0..8 / BITS {
                 let mut w = plane::<BITS>(codes, p);
                 if BITS == 8 {
@@ -587,20 +515,18 @@ impl Spans for Plain {
                 }
                 for t in 0..T {
                     let a = _mm256_loadu_si256(acts[t].add(32 * p).cast());
-                    sums[t] = if BITS == 8 {
-                        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-                        _mm256_add_epi32(sums[t], _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+                    let products = if BITS == 8 {
+                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
                     } else {
-                        _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(w, a))
+                        _mm256_maddubs_epi16(w, a)
                     };
+                    sums[t] = if p == 0 { products } else { _mm256_add_epi16(sums[t], products) };
                 }
             }
+            for sum in &mut sums {
+                *sum = _mm256_madd_epi16(*sum, ones);
+            }
+            sums
         }
-    }
-
-    #[inline(always)]
-    unsafe fn finish<const BITS: usize>(sum: __m256i) -> __m256i {
-        // SAFETY: the caller's promise. Sums of codes below 16 of up to 16 columns are in halves of 16 bits.
-        unsafe { if BITS == 8 { sum } else { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) } }
     }
 }

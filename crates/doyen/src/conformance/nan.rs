@@ -1,0 +1,140 @@
+//! NaN on its way through caches of codes, which have none for it: queries that see such a row get NaN, in this step and in
+//! later ones, and nobody else.
+
+use super::*;
+use crate::model::cpu;
+use doyen_graph::{
+    check::check,
+    ir::{Attr, Attrs, Dim, Fact, Graph},
+    lowered::LOp,
+    naive::NaiveRunner,
+    ops::gqa::input as at,
+    testkit::Reference,
+};
+use doyen_tensor::PageId;
+use std::num::NonZeroUsize;
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_SIZE: usize = 8;
+
+/// A first prompt of two sequences of `seq` tokens over caches of `bits`; channel 3 of key head 1 is NaN in token 1 of
+/// sequence 0, of the keys or of the values.
+fn case(bits: i64, seq: usize, in_keys: bool) -> (Model, Vec<Tensor>) {
+    let numbers = |heads: usize, nan: bool| {
+        let size = heads * HEAD_SIZE;
+        let mut v: Vec<f32> = (0..2 * seq * size).map(|i| (i * 37 % 101) as f32 / 64.0 - 0.75).collect();
+        if nan && seq > 1 {
+            v[size + HEAD_SIZE + 3] = f32::NAN;
+        }
+        Tensor::from_slice([2, seq, size], &v).unwrap()
+    };
+    let last = vec![seq as i32 - 1; 2];
+    let given = [
+        (at::QUERY, numbers(HEADS, false)),
+        (at::KEY, numbers(KV_HEADS, in_keys)),
+        (at::VALUE, numbers(KV_HEADS, !in_keys)),
+        (at::SEQLENS_K, Tensor::from_slice([2], &last).unwrap()),
+        (at::TOTAL_SEQUENCE_LENGTH, Tensor::scalar(seq as i32)),
+    ];
+    let mut g = Graph::new("g", [("", 21), ("com.microsoft", 1)]);
+    let mut operands = vec![None; 16];
+    for (i, t) in &given {
+        let dims: Vec<Dim> = t.shape().iter().map(|&d| Dim::from(d)).collect();
+        operands[*i] = Some(g.add_input(&format!("i{i}"), Fact::new(t.dtype(), dims)));
+    }
+    let scale = g.add_constant("scale", Tensor::from_slice([1], &[0.25f32]).unwrap());
+    operands[at::K_SCALE] = Some(scale);
+    operands[at::V_SCALE] = Some(scale);
+    let mut attrs = Attrs::default();
+    for (name, value) in
+        [("num_heads", HEADS as i64), ("kv_num_heads", KV_HEADS as i64), ("kv_cache_bit_width", bits)]
+    {
+        attrs.set(name, Attr::Int(value));
+    }
+    for name in ["k_quant_type", "v_quant_type"] {
+        attrs.set(name, Attr::from("PER_TENSOR"));
+    }
+    let op = ("com.microsoft", "GroupQueryAttention");
+    for v in g.add_node("attention", op, attrs, &operands, &["y", "k", "v"]).unwrap() {
+        g.add_output(v);
+    }
+    check(&mut g).unwrap();
+    (Model { graph: g }, given.into_iter().map(|(_, t)| t).collect())
+}
+
+/// Whether all, or none, of a head's channels are NaN, for each token and head of `[.., HEADS * HEAD_SIZE]`.
+fn nan_heads(y: &[f32]) -> Vec<bool> {
+    let all = |head: &[f32]| {
+        let n = head.iter().filter(|v| v.is_nan()).count();
+        assert!(n == 0 || n == HEAD_SIZE, "a head is NaN as a whole: {head:?}");
+        n > 0
+    };
+    y.chunks(HEAD_SIZE).map(all).collect()
+}
+
+fn device() -> DeviceRunner {
+    DeviceRunner::new(Box::new(cpu(NonZeroUsize::new(2)).unwrap()))
+}
+
+#[test]
+fn queries_that_see_a_nan_become_nan() {
+    for (bits, in_keys) in [(8, true), (8, false), (4, true), (4, false)] {
+        let (model, inputs) = case(bits, 3, in_keys);
+        // Heads 2 and 3 read key head 1.
+        let want: Vec<bool> =
+            (0..2 * 3 * HEADS).map(|i| (1..3).contains(&(i / HEADS)) && i % HEADS >= 2).collect();
+        let got = device().run(&model, &inputs).unwrap();
+        assert_eq!(nan_heads(&got[0].to_f32().unwrap()), want, "{bits} bits, in the keys: {in_keys}");
+        for runner in [&Reference as &dyn Runner, &NaiveRunner] {
+            let theirs = runner.run(&model, &inputs).unwrap();
+            let y = theirs[0].to_f32().unwrap();
+            let seen: Vec<bool> = y.chunks(HEAD_SIZE).map(|h| h.iter().any(|v| v.is_nan())).collect();
+            assert_eq!(seen, want, "{}, {bits} bits, in the keys: {in_keys}", runner.name());
+            // Present caches hold the same codes, zero where NaN was.
+            assert_eq!(got[1].bytes(), theirs[1].bytes(), "{}", runner.name());
+            assert_eq!(got[2].bytes(), theirs[2].bytes(), "{}", runner.name());
+        }
+    }
+}
+
+#[test]
+fn later_steps_remember_until_the_row_is_written_again() {
+    let (model, inputs) = case(8, 3, true);
+    let prompt = lower_case(&model.graph, &inputs).unwrap();
+    let (_, next) = case(8, 1, true);
+    let next: Vec<Tensor> = next.into_iter().take(3).collect();
+    let device = cpu(NonZeroUsize::new(1)).unwrap();
+    let options =
+        PlanOptions { context: 8, sequences: 2, page_size: 8, taps: true, ..PlanOptions::default() };
+    let plan = Plan::new(Arc::new(prompt.graph.clone()), &device, &options).unwrap();
+    let attention = prompt.graph.nodes.iter().find(|n| matches!(n.op, LOp::Attention(_))).unwrap();
+    let y = attention.outputs[0].unwrap();
+    let mut session = device.load(plan.program().clone()).unwrap();
+    let mut tables = GroupTables::default();
+    tables.push(&[PageId(0)]);
+    tables.push(&[PageId(1)]);
+    let mut step = |len: usize, past: usize, inputs: &[Tensor]| {
+        let flat = |t: &Tensor| {
+            let columns = t.shape()[2];
+            Tensor::from_slice([1, 2 * len, columns], &t.to_f32().unwrap()).unwrap()
+        };
+        let sequences = [0, 1].map(|s| SeqSpan { first: s * len, len, past });
+        let batch = RaggedBatch {
+            tokens: &vec![0; 2 * len],
+            sequences: &sequences,
+            tables: std::slice::from_ref(&tables),
+            states: &[],
+            rows: &[],
+            inputs: &inputs.iter().take(3).map(flat).collect::<Vec<_>>(),
+        };
+        session.step(&batch).unwrap();
+        nan_heads(&session.value(y).unwrap().to_f32().unwrap())
+    };
+    step(3, 0, &inputs);
+    assert_eq!(step(1, 3, &next), [false, false, true, true, false, false, false, false]);
+    // Another sequence takes the page over.
+    let (_, clean) = case(8, 1, false);
+    assert_eq!(step(1, 0, &clean), [false; 8]);
+    assert_eq!(step(1, 1, &clean), [false; 8], "position 1 was written again");
+}
