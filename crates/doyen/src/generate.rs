@@ -68,9 +68,9 @@ impl Stats {
         rate(self.prompt_tokens, self.prefill)
     }
 
-    /// Generated tokens per second, the first one (which the prompt gave) left out.
-    pub fn decode_rate(&self) -> f64 {
-        rate(self.generated.saturating_sub(1), self.decode)
+    /// Generated tokens per second, the first one (which the prompt gave) left out; none without others.
+    pub fn decode_rate(&self) -> Option<f64> {
+        (self.generated > 1).then(|| rate(self.generated - 1, self.decode))
     }
 }
 

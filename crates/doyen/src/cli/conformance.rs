@@ -1,6 +1,9 @@
 //! `doyen conformance`: operator cases on the reference or on a backend.
 
-use super::{Outcome, options::NumericsArg};
+use super::{
+    Outcome,
+    options::{NumericsArg, at_least_one},
+};
 use crate::{
     conformance::DeviceRunner,
     console,
@@ -41,7 +44,7 @@ pub struct Args {
     exceptions: Option<PathBuf>,
 
     /// Threads of the CPU backend [default: the CPUs this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 
     /// Print one JSON object

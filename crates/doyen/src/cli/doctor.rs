@@ -155,7 +155,8 @@ impl Report {
 
     /// What limits this machine, the most general first.
     fn notes(&self) -> Vec<String> {
-        let mut notes = self.memory_notes();
+        let mut notes: Vec<String> = self.busy().map(busy_note).into_iter().collect();
+        notes.extend(self.memory_notes());
         notes.extend(self.core_notes());
         if self.isa == Isa::Scalar {
             notes.push(
@@ -189,7 +190,9 @@ impl Report {
             if threads == 1 { "" } else { "s" },
             1e12 / best
         )];
-        if let (Some((_, one)), true) = (self.bandwidth.first(), self.bandwidth.len() > 1) {
+        // With others in the way this says who they are, not what a second thread is good for.
+        let several = self.bandwidth.len() > 1 && self.busy().is_none();
+        if let (Some((_, one)), true) = (self.bandwidth.first(), several) {
             let share = 100.0 * one.median / best;
             notes.push(if share > 85.0 {
                 format!("one thread gets {share:.0} % of that: more threads help prefill, hardly decode")
@@ -229,25 +232,32 @@ impl Report {
                 "the control group's quota is {q:.1} CPUs: more threads are stopped for parts of every period"
             ));
         }
-        // This process itself is one of them.
-        if let Some(load) = self.load.filter(|&l| l > 0.5 * online as f64) {
-            notes.push(format!(
-                "others are busy here (load {load:.1} on {online} CPUs): figures taken now are too low"
-            ));
-        }
         notes
     }
+
+    /// The load and the CPUs, where more than half of them have had something to do.
+    fn busy(&self) -> Option<(f64, usize)> {
+        let online = self.machine.online;
+        self.load.filter(|&load| load > 0.5 * online as f64).map(|load| (load, online))
+    }
+}
+
+fn busy_note((load, online): (f64, usize)) -> String {
+    format!(
+        "others are busy here (load {load:.1} on {online} CPUs over the last minute): the figures above and below are too low; \
+         run this again when they are done"
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn report(rates: &[f64]) -> Report {
+    fn report(rates: &[f64], load: f64) -> Report {
         let bandwidth = rates.iter().enumerate().map(|(i, &r)| (i + 1, Spread::of(vec![r * 1e9]))).collect();
         let machine =
             Machine { online: 8, affinity: 2, quota: Some(1.5), virtual_machine: false, ..Machine::read() };
-        Report { machine, isa: Isa::Scalar, bandwidth, load: Some(7.5) }
+        Report { machine, isa: Isa::Scalar, bandwidth, load: Some(load) }
     }
 
     #[test]
@@ -260,20 +270,27 @@ mod tests {
 
     #[test]
     fn notes_follow_the_figures() {
-        let notes = report(&[20.0, 40.0]).notes().join("\n");
+        let notes = report(&[20.0, 40.0], 0.5).notes().join("\n");
         for words in [
             "40.0 GB/s with 2 threads",
             "at least 25.0 ms",
             "one thread gets 50 %",
             "allows 2 of 8 CPUs",
             "quota is 1.5",
-            "load 7.5 on 8",
             "scalar kernels run",
         ] {
             assert!(notes.contains(words), "{words}: {notes}");
         }
-        let notes = report(&[39.0, 40.0]).notes().join("\n");
+        assert!(!notes.contains("busy"), "{notes}");
+        let notes = report(&[39.0, 40.0], 0.5).notes().join("\n");
         assert!(notes.contains("hardly decode"), "{notes}");
-        assert!(!report(&[39.0]).notes().join("\n").contains("one thread gets"));
+        assert!(!report(&[39.0], 0.5).notes().join("\n").contains("one thread gets"));
+    }
+
+    #[test]
+    fn a_busy_machine_is_said_first_and_not_advised_on_threads() {
+        let notes = report(&[39.0, 40.0], 7.5).notes();
+        assert!(notes[0].contains("load 7.5 on 8") && notes[0].contains("again"), "{notes:?}");
+        assert!(!notes.join("\n").contains("one thread gets"), "{notes:?}");
     }
 }

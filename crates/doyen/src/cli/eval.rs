@@ -2,7 +2,7 @@
 
 use super::{
     Outcome,
-    options::{MAX_TEXT, ModelArgs, read_text},
+    options::{MAX_TEXT, ModelArgs, at_least_one, read_text},
 };
 use crate::{console, model::Model};
 use anyhow::{Context, Result, ensure};
@@ -27,11 +27,11 @@ pub struct Args {
     text: PathBuf,
 
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value = "512", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", default_value = "512", allow_negative_numbers = true)]
     window: NonZeroUsize,
 
     /// Score this many windows at most [default: all]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     windows: Option<NonZeroUsize>,
 
     /// Print one JSON object

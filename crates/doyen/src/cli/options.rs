@@ -12,6 +12,17 @@ use std::{
     path::PathBuf,
 };
 
+/// A number that may not be 0.
+///
+/// # Errors
+/// Says what is expected.
+pub fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|e: std::num::ParseIntError| match e.kind() {
+        std::num::IntErrorKind::PosOverflow => format!("expected a whole number up to {}", usize::MAX),
+        _ => "expected a whole number of 1 or more".to_owned(),
+    })
+}
+
 /// Which model, and how it runs.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
@@ -19,7 +30,7 @@ pub struct ModelArgs {
     pub package: Option<PathBuf>,
 
     /// Threads to compute with [default: the CPUs this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<NonZeroUsize>,
 
     /// Where to compute.
@@ -27,7 +38,7 @@ pub struct ModelArgs {
     pub device: DeviceArgs,
 
     /// Positions a sequence can hold [default: the model's context length, at most 4096]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
 
     /// How quantized products are computed

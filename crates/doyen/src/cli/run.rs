@@ -2,7 +2,7 @@
 
 use super::{
     Outcome,
-    options::{ModelArgs, PromptArgs, SamplingArgs},
+    options::{ModelArgs, PromptArgs, SamplingArgs, at_least_one},
 };
 use crate::{
     console::{self, ReaderGone},
@@ -31,7 +31,7 @@ pub struct Args {
     prompt: PromptArgs,
 
     /// Tokens to generate at most
-    #[arg(short = 'n', long, value_name = "N", default_value = "256", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, short = 'n', long, value_name = "N", default_value = "256", allow_negative_numbers = true)]
     max_new_tokens: std::num::NonZeroUsize,
 
     /// End the text at this string (may be given several times)
@@ -100,13 +100,13 @@ impl Args {
 
 /// One line on a generation: rates and peak memory.
 pub(super) fn summary(stats: &Stats) -> String {
+    let rate = stats.decode_rate().map_or_else(String::new, |r| format!(" at {r:.0} tok/s"));
     let memory = peak_memory().map_or_else(String::new, |m| format!(", peak memory {m}"));
     format!(
-        "prompt {} tokens at {:.0} tok/s, {} generated at {:.0} tok/s, ended by {}{memory}",
+        "prompt {} tokens at {:.0} tok/s, {} generated{rate}, ended by {}{memory}",
         stats.prompt_tokens,
         stats.prefill_rate(),
         stats.generated,
-        stats.decode_rate(),
         stats.end.name(),
     )
 }

@@ -1,6 +1,9 @@
 //! `doyen verify`: is the fast path right on this package?
 
-use super::{Outcome, options::NumericsArg};
+use super::{
+    Outcome,
+    options::{NumericsArg, at_least_one},
+};
 use crate::{
     console,
     device::DeviceArgs,
@@ -49,7 +52,7 @@ pub struct Args {
     prompt: String,
 
     /// Tokens of the text that are used at most; the reference is slow
-    #[arg(long, value_name = "N", default_value = "24", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", default_value = "24", allow_negative_numbers = true)]
     tokens: NonZeroUsize,
 
     /// Only this mode [default: exact, then fast]
@@ -64,7 +67,7 @@ pub struct Args {
     device: DeviceArgs,
 
     /// Threads to compute with [default: the CPUs this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 
     /// Print one JSON object

@@ -22,6 +22,13 @@ fn a_model_is_measured_beside_the_read_loop() {
     let args =
         ["bench", "--prompt", "9", "--gen", "3", "--batch", "2", "--repetitions", "2", "--threads", "1"];
     let report = json(&[&args[..], &["--json"]].concat());
+    assert_eq!(report["kv_dtype"], "f32");
+    let half = json(&[&args[..], &["--json", "--kv-dtype", "f16"]].concat());
+    assert_eq!(half["kv_dtype"], "f16");
+    assert_eq!(
+        half["memory"]["kv_bytes"].as_u64().unwrap() * 2,
+        report["memory"]["kv_bytes"].as_u64().unwrap()
+    );
     for key in ["first_token_ms", "prefill_tok_s", "decode_tok_s", "read_gb_s", "share_of_read"] {
         is_spread(&report[key], 2);
     }
@@ -52,7 +59,8 @@ fn what_a_model_cannot_do_is_refused() {
     doyen(["bench", "--prompt", "1000", "--gen", "100"]).refused(&["1101", "1024", "--prompt", "--gen"]);
     doyen(["bench", "--batch", "99999999999999"]).refused(&["1024", "--batch"]);
     doyen(["bench", "--prompt", "18446744073709551615", "--gen", "2"]).refused(&["too large"]);
-    doyen(["bench", "--prompt", "0"]).refused(&["--prompt"]);
+    doyen(["bench", "--prompt", "0"]).refused(&["--prompt", "expected a whole number of 1 or more"]);
+    doyen(["bench", "--compute-dtype", "f16"]).refused(&["--compute-dtype", "--device cuda", "f32"]);
     doyen(["bench", "--gen", "0"]).refused(&["--gen"]);
     doyen(["bench", "--repetitions", "0"]).refused(&["--repetitions"]);
     doyen(["bench", "/nowhere"]).refused(&["/nowhere"]);
@@ -78,7 +86,7 @@ fn operators_are_measured_in_every_combination() {
         &[
             &["bench", "--op", "qmoe"][..],
             &SMALL,
-            &["--bits", "4,2/8", "--block", "16,999", "--tokens", "1,5", "--json"],
+            &["--bits", "4,2/8", "--block", "16,row", "--tokens", "1,5", "--json"],
         ]
         .concat(),
     );
@@ -92,25 +100,24 @@ fn operators_are_measured_in_every_combination() {
         }
         assert!(c["gmac_s"].as_f64() > Some(0.0));
     }
-    let case = |m: u64, fc1: u64, fc2: u64, block: u64| {
+    let case = |m: u64, fc1: u64, fc2: u64, block: Value| {
         cases.iter().any(|c| {
-            (&c["m"], &c["fc1"], &c["fc2"], &c["block"])
-                == (&m.into(), &fc1.into(), &fc2.into(), &block.into())
+            (&c["m"], &c["fc1"], &c["fc2"], &c["block"]) == (&m.into(), &fc1.into(), &fc2.into(), &block)
         })
     };
-    assert!(case(1, 4, 4, 16) && case(5, 2, 8, 999), "{qmoe}");
+    assert!(case(1, 4, 4, 16.into()) && case(5, 2, 8, "row".into()), "{qmoe}");
 
     let matmul = doyen(
         "bench --op matmulnbits --n 48 --k 64 --bits 2,8 --scales bf16 --zero-points --tokens 1 --repetitions 2".split(' '),
     );
     assert!(matmul.ok().contains("scales=bfloat16") && matmul.stdout.contains("of read"), "{matmul:?}");
     let gqa = json(
-        &"bench --op gqa --heads 4 --kv-heads 2 --head-size 8 --context 40,64 --kv f32,int8,int4 --tokens 1,7 \
+        &"bench --op gqa --heads 4 --kv-heads 2 --head-size 8 --context 40,64 --kv f32,f16,bf16,int8,int4 --tokens 1,7 \
           --repetitions 1 --numerics exact --json"
             .split_whitespace()
             .collect::<Vec<_>>(),
     );
-    assert_eq!(gqa["cases"].as_array().unwrap().len(), 12);
+    assert_eq!(gqa["cases"].as_array().unwrap().len(), 20);
 }
 
 #[test]
@@ -121,7 +128,12 @@ fn operators_refuse_what_makes_no_sense() {
     op("qmoe --heads 4").refused(&["--heads belongs to --op gqa"]);
     op("matmulnbits --bits 2/4").refused(&["2/4", "one width"]);
     op("qmoe --bits 3").refused(&["3", "2, 4 or 8"]);
+    for block in ["0", "1", "8", "24", "48", "999", "-32", "rows"] {
+        op(&format!("qmoe --block {block}")).refused(&[block, "16, 32, 64, 128, 256", "row"]);
+        op(&format!("matmulnbits --block 32,{block}")).refused(&[block, "16, 32, 64, 128, 256", "row"]);
+    }
     op("qmoe --top-k 65").refused(&["65 experts per token out of 64"]);
+    op("gqa --kv-dtype f16").refused(&["--kv-dtype", "--kv"]);
     op("gqa --heads 3 --kv-heads 2").refused(&["3 query heads over 2"]);
     op("gqa --kv int4 --head-size 7").refused(&["even head size"]);
     op("gqa --context 4 --tokens 5").refused(&["5 new tokens", "context of 4"]);
@@ -129,13 +141,11 @@ fn operators_refuse_what_makes_no_sense() {
     for zero in [
         "matmulnbits --n 0",
         "matmulnbits --k 0",
-        "matmulnbits --block 0",
         "matmulnbits --tokens 0",
         "qmoe --experts 0",
         "qmoe --top-k 0",
         "qmoe --hidden 0",
         "qmoe --inter 0",
-        "qmoe --block 0",
         "gqa --heads 0",
         "gqa --kv-heads 0",
         "gqa --head-size 0",
@@ -153,7 +163,7 @@ fn operators_refuse_more_memory_than_there_is() {
         "matmulnbits --tokens 999999999999".to_owned(),
         format!("matmulnbits --n {huge}"),
         format!("matmulnbits --n {huge} --bits 2,4,8 --repetitions {huge}"),
-        format!("matmulnbits --k {huge} --block {huge}"),
+        format!("matmulnbits --k {huge} --block row"),
         format!("matmulnbits --tokens {huge}"),
         "qmoe --experts 4000000".to_owned(),
         format!("qmoe --hidden {huge}"),

@@ -50,10 +50,13 @@ fn an_instruction_set_is_forced_and_said() {
                 // A package is shown whether it can run here or not.
                 assert!(run.ok().contains("cannot run"), "{run:?}");
             } else {
-                run.refused(&["DOYEN_CPU", isa, "it has scalar"]);
+                let known = "known are scalar, avx2, avxvnni, avx512, amx, neon";
+                run.refused(&["DOYEN_CPU", isa, known, "this machine has scalar"]);
             }
         }
     }
+    let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    with_isa(other, &["doctor"]).refused(&[other, "this machine does not have it; it has scalar"]);
     with_isa("", &["run", "-p", "To", "-n", "1"]).ok();
 }
 

@@ -2,7 +2,10 @@
 
 mod ops;
 
-use super::{Outcome, options::NumericsArg};
+use super::{
+    Outcome,
+    options::{NumericsArg, at_least_one},
+};
 use crate::{
     bench::{
         card,
@@ -33,26 +36,26 @@ Examples:
   doyen bench qwen3-4bit --device cuda --batch 64
   doyen bench --op qmoe --bits 4,2/4 --tokens 1,2,4,8,16,32,64,128,256,512
   doyen bench --op matmulnbits --n 4096 --k 4096 --bits 2,4,8 --scales f32
-  doyen bench --op gqa --context 4096,32768 --kv f32,int8")]
+  doyen bench --op gqa --context 4096,32768 --kv f32,f16,int8")]
 pub struct Args {
     /// Package directory; the built-in model when left out
     #[arg(conflicts_with = "op")]
     package: Option<PathBuf>,
 
     /// Tokens of a prompt
-    #[arg(long, value_name = "N", default_value = "512", conflicts_with = "op")]
+    #[arg(value_parser = at_least_one, long, value_name = "N", default_value = "512", conflicts_with = "op", allow_negative_numbers = true)]
     prompt: NonZeroUsize,
 
     /// Decoding steps
-    #[arg(long, value_name = "N", default_value = "128", conflicts_with = "op")]
+    #[arg(value_parser = at_least_one, long, value_name = "N", default_value = "128", conflicts_with = "op", allow_negative_numbers = true)]
     r#gen: NonZeroUsize,
 
     /// Sequences at once
-    #[arg(long, value_name = "N", default_value = "1", conflicts_with = "op")]
+    #[arg(value_parser = at_least_one, long, value_name = "N", default_value = "1", conflicts_with = "op", allow_negative_numbers = true)]
     batch: NonZeroUsize,
 
     /// Threads to compute with [default: the CPUs this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, long, value_name = "N", allow_negative_numbers = true)]
     threads: Option<NonZeroUsize>,
 
     #[command(flatten)]
@@ -63,7 +66,7 @@ pub struct Args {
     numerics: NumericsArg,
 
     /// Samples; one that does not count goes first [default: 5 of a model, 50 of an operator]
-    #[arg(long, value_name = "R")]
+    #[arg(value_parser = at_least_one, long, value_name = "R", allow_negative_numbers = true)]
     repetitions: Option<NonZeroUsize>,
 
     /// Print one JSON object
@@ -90,7 +93,6 @@ impl Args {
         let repetitions = self.repetitions.map_or(5, NonZeroUsize::get);
         let options = Options {
             package: self.package,
-            threads: self.threads,
             numerics: Numerics::from(self.numerics),
             prompt: self.prompt.get(),
             generate: self.r#gen.get(),
@@ -102,7 +104,7 @@ impl Args {
             "{bar:30} {pos}/{len} repetitions  {eta} left",
         );
         let (json, text) = if self.device.device == DeviceName::Cpu {
-            let report = measure(&options, || bar.inc(1))?;
+            let report = measure(&options, &self.device.cpu(self.threads)?, || bar.inc(1))?;
             (report.json(), report.text())
         } else {
             let report = card::measure(&options, &self.device.open(self.threads)?, || bar.inc(1))?;
@@ -118,6 +120,10 @@ impl Args {
         ensure!(
             self.device.device == DeviceName::Cpu,
             "operators alone are measured on the CPU: leave out --device"
+        );
+        ensure!(
+            self.device.kv_dtype.is_none() && self.device.compute_dtype.is_none(),
+            "--kv-dtype and --compute-dtype belong to models: --op gqa has --kv"
         );
         let samples = self.repetitions.map_or(50, NonZeroUsize::get);
         let report = ops::measure(op, &self.shape, self.threads, self.numerics, samples)?;

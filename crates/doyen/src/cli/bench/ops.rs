@@ -50,40 +50,46 @@ impl fmt::Display for Op {
 #[command(next_help_heading = "Operators")]
 pub struct OpArgs {
     /// Rows of activations, a list: tokens of a step [default: 1,8,128 of qmoe and matmulnbits, 1 of gqa]
-    #[arg(long, value_name = "M,..", value_delimiter = ',', requires = "op")]
+    #[arg(long, value_name = "M,..", value_delimiter = ',', requires = "op", allow_negative_numbers = true)]
     tokens: Vec<usize>,
 
     /// qmoe: experts [default: 64]
-    #[arg(long, value_name = "E", requires = "op")]
+    #[arg(long, value_name = "E", requires = "op", allow_negative_numbers = true)]
     experts: Option<usize>,
 
     /// qmoe: experts per token [default: 8]
-    #[arg(long, value_name = "K", requires = "op")]
+    #[arg(long, value_name = "K", requires = "op", allow_negative_numbers = true)]
     top_k: Option<usize>,
 
     /// qmoe: hidden size [default: 2048]
-    #[arg(long, value_name = "H", requires = "op")]
+    #[arg(long, value_name = "H", requires = "op", allow_negative_numbers = true)]
     hidden: Option<usize>,
 
     /// qmoe: intermediate size [default: 768]
-    #[arg(long, value_name = "I", requires = "op")]
+    #[arg(long, value_name = "I", requires = "op", allow_negative_numbers = true)]
     inter: Option<usize>,
 
     /// matmulnbits: rows of the weight, outputs [default: 4096]
-    #[arg(long, value_name = "N", requires = "op")]
+    #[arg(long, value_name = "N", requires = "op", allow_negative_numbers = true)]
     n: Option<usize>,
 
     /// matmulnbits: columns of the weight, inputs [default: 4096]
-    #[arg(long, value_name = "K", requires = "op")]
+    #[arg(long, value_name = "K", requires = "op", allow_negative_numbers = true)]
     k: Option<usize>,
 
     /// qmoe, matmulnbits: widths, a list of 2, 4, 8; of FC1/FC2 for qmoe, as in 2/4 [default: 4]
-    #[arg(long, value_name = "BITS,..", value_delimiter = ',', requires = "op")]
+    #[arg(
+        long,
+        value_name = "BITS,..",
+        value_delimiter = ',',
+        requires = "op",
+        allow_negative_numbers = true
+    )]
     bits: Vec<Widths>,
 
-    /// qmoe, matmulnbits: columns that share a scale, a list; more than there are: the whole row [default: 32]
-    #[arg(long, value_name = "B,..", value_delimiter = ',', requires = "op")]
-    block: Vec<usize>,
+    /// qmoe, matmulnbits: columns that share a scale, a list of powers of two from 16 on, or row [default: 32]
+    #[arg(long, value_name = "B,..", value_delimiter = ',', requires = "op", allow_negative_numbers = true)]
+    block: Vec<BlockArg>,
 
     /// qmoe, matmulnbits: type of the scales [default: f16]
     #[arg(long, value_enum, value_name = "TYPE", requires = "op")]
@@ -94,19 +100,19 @@ pub struct OpArgs {
     zero_points: bool,
 
     /// gqa: query heads [default: 32]
-    #[arg(long, value_name = "N", requires = "op")]
+    #[arg(long, value_name = "N", requires = "op", allow_negative_numbers = true)]
     heads: Option<usize>,
 
     /// gqa: key and value heads [default: 8]
-    #[arg(long, value_name = "N", requires = "op")]
+    #[arg(long, value_name = "N", requires = "op", allow_negative_numbers = true)]
     kv_heads: Option<usize>,
 
     /// gqa: channels of a head [default: 128]
-    #[arg(long, value_name = "N", requires = "op")]
+    #[arg(long, value_name = "N", requires = "op", allow_negative_numbers = true)]
     head_size: Option<usize>,
 
     /// gqa: positions in the cache, a list [default: 4096]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', requires = "op")]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', requires = "op", allow_negative_numbers = true)]
     context: Vec<usize>,
 
     /// gqa: how keys and values are stored, a list [default: f32]
@@ -134,6 +140,26 @@ impl FromStr for Widths {
     }
 }
 
+/// Columns that share a scale, as packages may have them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BlockArg(usize);
+
+impl FromStr for BlockArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "row" => Ok(Self(QuantFormat::ROW)),
+            number => {
+                let block = number.parse().ok().filter(|&n: &usize| n >= 16 && n.is_power_of_two());
+                block.map(Self).ok_or_else(|| {
+                    format!("{number:?} is no block of a package: give 16, 32, 64, 128, 256 or a larger power of two, or row")
+                })
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ScaleType {
     F32,
@@ -144,6 +170,8 @@ enum ScaleType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum KvArg {
     F32,
+    F16,
+    Bf16,
     Int8,
     Int4,
 }
@@ -152,6 +180,8 @@ impl From<KvArg> for KvType {
     fn from(kv: KvArg) -> Self {
         match kv {
             KvArg::F32 => Self::F32,
+            KvArg::F16 => Self::F16,
+            KvArg::Bf16 => Self::BF16,
             KvArg::Int8 => Self::Int8,
             KvArg::Int4 => Self::Int4,
         }
@@ -246,8 +276,10 @@ impl OpArgs {
         };
         let format = |bits, block| QuantFormat { bits, block, scales, zero_points: self.zero_points };
         let widths = or(&self.bits, &[Widths { fc1: Bits::B4, fc2: Bits::B4 }]);
-        let at = |&block: &usize| widths.iter().map(move |w| (format(w.fc1, block), format(w.fc2, block)));
-        or(&self.block, &[32]).iter().flat_map(at).collect()
+        let at = |&BlockArg(block): &BlockArg| {
+            widths.iter().map(move |w| (format(w.fc1, block), format(w.fc2, block)))
+        };
+        or(&self.block, &[BlockArg(32)]).iter().flat_map(at).collect()
     }
 }
 

@@ -6,7 +6,7 @@ mod session;
 
 use super::{
     Outcome,
-    options::{ModelArgs, SamplingArgs},
+    options::{ModelArgs, SamplingArgs, at_least_one},
     run::summary,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub struct Args {
     system: Option<String>,
 
     /// Tokens of an answer at most [default: to the end of the context]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = at_least_one, short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     max_new_tokens: Option<std::num::NonZeroUsize>,
 
     /// End answers at this string (may be given several times)
