@@ -3,8 +3,8 @@
 #
 # Usage: scripts/cuda-visit.sh BIN [DATA] [OUT]
 #   BIN   folder with doyen, check and bench: cargo build --release -p doyen, and --examples -p doyen-cuda
-#   DATA  folder with conformance/ (cases), heldout.txt and goldens/NAME/, what is there of it; in that golden.safetensors, and
-#         a package or package-PRODUCER with golden-ort.safetensors
+#   DATA  folder with conformance/ (cases), heldout.txt, families/ (crates/doyen-convert/tests/data/families) and goldens/NAME/, what is
+#         there of it; in the last golden.safetensors, and a package or package-PRODUCER with golden-ort.safetensors
 #   OUT   where full logs go, a new folder unless told
 # NVRTC is taken from the loader's path, or from any Python or CUDA installation found.
 set -uo pipefail
@@ -42,9 +42,30 @@ else
     summary+=("greedy tokens of the built-in model: DIFFERENT from the CPU's")
 fi
 step verify 40 "$bin/doyen" verify --device cuda
+step doctor 30 "$bin/doyen" doctor --device cuda
 if [ -d "$data/conformance" ]; then
     step conformance 90 "$bin/doyen" conformance "$data/conformance" --backend cuda
+    # Kernels are compiled by now; the cases are of small shapes.
+    for tool in memcheck racecheck; do
+        command -v compute-sanitizer > /dev/null || break
+        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 3 "$bin/doyen" conformance "$data/conformance" --backend cuda
+    done
 fi
+# family FOLDER: a reference of the converter, converted here and compared in exact and fast mode, packed and dense.
+family() {
+    local from=$1 name work
+    name=family-$(basename "$from") work=$(mktemp -d)
+    cp "$from/config.json" "$from/model.safetensors" "$work"
+    echo '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}' > "$work/tokenizer.json"
+    "$bin/doyen" convert "$work" -o "$work/package" --float --dtype f32 > "$out/$name.log" 2>&1 &&
+        step "$name" 40 "$bin/doyen" verify "$work/package" --golden "$from/golden.safetensors" --device cuda
+    grep -H 'greedy differs' "$out/$name.log" >> "$out/near-ties.txt"
+    rm -rf "$work"
+}
+for reference in "$data"/families/*/; do
+    [ -f "$reference/config.json" ] && family "$reference"
+done
+[ -s "$out/near-ties.txt" ] && sort -u "$out/near-ties.txt"
 for package in "$data"/goldens/*/package*/; do
     [ -f "$package/genai_config.json" ] || [ -f "$package/model.onnx" ] || continue
     golden=$package/golden-ort.safetensors

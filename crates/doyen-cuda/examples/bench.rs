@@ -6,7 +6,7 @@
 
 mod graph;
 
-use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
+use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
 use doyen_graph::{device::Numerics, lowered::LValueId};
 use doyen_tensor::{DType, FloatType};
 use graph::{Bank, Build, Result, inputs, session, step};
@@ -85,7 +85,14 @@ fn main() -> Result<()> {
         let kept = |n: &&usize| numbers.is_empty() || numbers.contains(&n.to_string());
         all.iter().filter(kept).copied().collect()
     };
-    let options = CudaOptions { ordinal: 0, operand: Some(Operand::F16), kv: FloatType::F16, cache };
+    let options = CudaOptions {
+        ordinal: 0,
+        operand: Some(Operand::F16),
+        kv: KvType::Float(FloatType::F16),
+        cache,
+        packaged: None,
+        dense: Dense::default(),
+    };
     let device = CudaDevice::new(&options)?;
     let Bank { experts, k, hidden, inter, block, .. } = BANK;
     println!("experts E={experts} k={k} H={hidden} I={inter} block {block}, a layer with its routing");

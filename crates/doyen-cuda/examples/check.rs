@@ -1,12 +1,13 @@
 //! Compares the tensor-core kernels with the float32 ones on a card: experts at every pair of widths, block sizes, zero
 //! points, biases and gates, and products, with few and many rows. The float32 kernels themselves are judged by the
-//! conformance cases.
+//! conformance cases. Nodes with a past, experts of small floats and dense ones are compared with the plain executor.
 //!
 //! Usage: check [CUBIN_FOLDER]; the exit code is 1 when something differs.
 
 mod graph;
+mod stateful;
 
-use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
+use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
 use doyen_graph::{device::Numerics, lowered::Lowered};
 use doyen_tensor::{DType, FloatType, Tensor};
 use graph::{Bank, Build, Result, inputs, session, step};
@@ -116,12 +117,25 @@ fn products(check: &mut Check) -> Result<()> {
 
 fn main() -> Result<ExitCode> {
     let cache: Option<std::path::PathBuf> = std::env::args().nth(1).map(Into::into);
-    let open = |operand, limit| {
-        let options =
-            CudaOptions { ordinal: 0, operand: Some(operand), kv: FloatType::F32, cache: cache.clone() };
+    let open = |operand, limit, dense| {
+        let options = CudaOptions {
+            ordinal: 0,
+            operand: Some(operand),
+            kv: KvType::Float(FloatType::F32),
+            cache: cache.clone(),
+            packaged: None,
+            dense,
+        };
         Ok::<_, Box<dyn std::error::Error>>((operand, CudaDevice::new(&options)?, limit))
     };
-    let devices = [open(Operand::F16, 2e-3)?, open(Operand::Bf16, 1.5e-2)?];
+    let packed = Dense::default();
+    let devices = [open(Operand::F16, 2e-3, packed)?, open(Operand::Bf16, 1.5e-2, packed)?];
+    let (_, dense, _) = open(Operand::F16, 0.0, Dense { all: true, ..packed })?;
+    let stateful = stateful::run(&devices[0].1, &dense)?;
+    println!(
+        "{} comparisons with the plain executor, {} differ, the largest at {:.2} of its limit",
+        stateful.run, stateful.failed, stateful.worst
+    );
     let mut check = Check { devices, run: 0, failed: 0, worst: 0.0 };
     products(&mut check)?;
     experts(&mut check)?;
@@ -129,5 +143,5 @@ fn main() -> Result<ExitCode> {
         "{} comparisons, {} differ, the largest at {:.2} of its limit",
         check.run, check.failed, check.worst
     );
-    Ok(if check.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if check.failed + stateful.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

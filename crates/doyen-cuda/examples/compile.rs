@@ -1,14 +1,15 @@
 //! Compiles every module for every supported card with the NVRTC that the loader finds, and prints what the kernels take.
 //! Needs no card. `scripts/cuda-compile.sh` runs it with the oldest and the newest NVRTC.
 //!
-//! Usage: compile [--jobs N] [--cards 80,90,120] [FOLDER]: cubins are also written to FOLDER.
+//! Usage: compile [--jobs N] [--cards 80,90,120] [--package FOLDER] [FOLDER]: cubins are also written to FOLDER; with `--package`,
+//! cubins and PTX under the names by which a release finds them (`scripts/package.sh`).
 
 use doyen_cuda::{
-    compile::Compiler,
+    compile::{Compiler, PTX_ARCH, Packaged},
     module::{Arch, Module},
 };
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Mutex,
@@ -19,13 +20,15 @@ use std::{
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let (mut jobs, mut folder) = (std::thread::available_parallelism().map_or(1, usize::from), None);
-    let mut cards = Arch::SUPPORTED.to_vec();
+    let (mut cards, mut package) = (Arch::SUPPORTED.to_vec(), None);
     while let Some(arg) = args.next() {
         if arg == "--jobs" {
             jobs = args.next().and_then(|n| n.parse().ok()).unwrap_or(1);
         } else if arg == "--cards" {
             let wanted = args.next().unwrap_or_default();
             cards.retain(|a| wanted.split(',').any(|w| w == format!("{}{}", a.major, a.minor)));
+        } else if arg == "--package" {
+            package = args.next().map(Packaged::new);
         } else {
             folder = Some(PathBuf::from(arg));
         }
@@ -49,7 +52,7 @@ fn main() -> ExitCode {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&(module, arch)) = work.get(at) else { return };
-                    let result = one(compiler, module, arch, folder.as_ref());
+                    let result = one(compiler, module, arch, (folder.as_ref(), package.as_ref()));
                     match result {
                         Ok(text) => {
                             lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[at] = text;
@@ -81,7 +84,7 @@ fn one(
     compiler: Compiler,
     module: Module,
     arch: Arch,
-    folder: Option<&PathBuf>,
+    (folder, package): (Option<&PathBuf>, Option<&Packaged>),
 ) -> Result<Vec<String>, String> {
     let compiled = compiler.compile(module, arch).map_err(|e| e.to_string())?;
     for entry in module.entries() {
@@ -90,10 +93,13 @@ fn one(
         }
     }
     if let Some(folder) = folder {
-        let path = folder.join(format!("{module}-{arch}.cubin"));
-        std::fs::create_dir_all(folder)
-            .and_then(|()| std::fs::write(&path, &compiled.cubin))
-            .map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        write(&folder.join(format!("{module}-{arch}.cubin")), &compiled.cubin)?;
+    }
+    if let Some(package) = package {
+        write(&package.cubin(module, arch), &compiled.cubin)?;
+        if arch == PTX_ARCH {
+            write(&package.ptx(module), &compiler.ptx(module, arch).map_err(|e| e.to_string())?)?;
+        }
     }
     let line = |r: &doyen_cuda::compile::Resources| {
         format!(
@@ -102,4 +108,11 @@ fn one(
         )
     };
     Ok(compiled.resources.iter().map(line).collect())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    path.parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| std::fs::write(path, bytes))
+        .map_err(|e| format!("cannot write {}: {e}", path.display()))
 }

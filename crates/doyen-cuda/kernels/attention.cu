@@ -6,7 +6,10 @@
 
 #include "doyen.cuh"
 
-enum StoreKind : u32 { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_I8 = 3, KV_I4 = 4 };
+enum StoreKind : u32 { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_I8 = 3, KV_I4 = 4, KV_I8_ROW = 5 };
+
+// Bytes of a row of KV_I8_ROW: codes, and the scale that they share.
+__device__ __forceinline__ u32 scaled_row(u32 head_size) { return head_size + 4; }
 
 // Keys or values of a layer: [pages, kv_heads, page_size, head_size]. Mirrors `Store`.
 struct Store {
@@ -20,6 +23,10 @@ struct Store {
 __device__ __forceinline__ float store_get(const Store& s, u64 row, u32 head, u32 c) {
     u64 at = row * s.head_size + c;
     if (s.kind <= KV_BF16) return load_float(s.rows, at, s.kind);
+    if (s.kind == KV_I8_ROW) {
+        const u8* own = s.rows + row * scaled_row(s.head_size);
+        return (float)(signed char)own[c] * *(const float*)(own + s.head_size);
+    }
     float scale = s.scales[s.per_channel ? head * s.head_size + c : 0];
     if (s.kind == KV_I8) return (float)(signed char)s.rows[at] * scale;
     u32 code = (s.rows[at / 2] >> (4 * (c % 2))) & 15;
@@ -32,23 +39,6 @@ __device__ __forceinline__ int store_code(const Store& s, u32 head, u32 c, float
     float most = s.kind == KV_I8 ? 127.f : 7.f;
     q = q > most ? most : (q < -most - 1.f ? -most - 1.f : q);
     return q == q ? (int)q : 0;
-}
-
-// Mirrors `Batch`: the sequences of a step.
-struct Batch {
-    const int* token_sequence;  // [tokens]
-    const int* first;           // [sequences]
-    const int* len;
-    const int* past;
-    const int* table_start;     // where the pages of a sequence begin in `pages`
-    const int* pages;
-    u32 page_shift;
-    u32 kv_heads;
-};
-
-__device__ __forceinline__ u64 cache_row(const Batch& b, int sequence, u32 head, u32 position) {
-    u32 page = (u32)b.pages[b.table_start[sequence] + (position >> b.page_shift)];
-    return (((u64)page * b.kv_heads + head) << b.page_shift) + (position & ((1u << b.page_shift) - 1));
 }
 
 // Mirrors `PrepareParams`.
@@ -141,7 +131,18 @@ extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid
     u64 row = cache_row(p.batch, sequence, head, position);
     if (s.kind <= KV_BF16)
         for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
-    else if (s.kind == KV_I8)
+    else if (s.kind == KV_I8_ROW) {
+        float most = 0.f;
+        for (u32 c = lane; c < d; c += 32) most = fmaxf(most, fabsf(line[c]));
+        const float scale = warp_max(most) / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
+        u8* own = s.rows + row * scaled_row(d);
+        for (u32 c = lane; c < d; c += 32) {
+            // Ties to even; a NaN becomes 0.
+            const float q = fminf(fmaxf(rintf(line[c] * inverse), -127.f), 127.f);
+            own[c] = (u8)(signed char)(line[c] == line[c] ? (int)q : 0);
+        }
+        if (lane == 0) *(float*)(own + d) = scale;
+    } else if (s.kind == KV_I8)
         for (u32 c = lane; c < d; c += 32) s.rows[row * d + c] = (u8)(signed char)store_code(s, head, c, line[c]);
     else
         for (u32 c = lane; c < d / 2; c += 32) {

@@ -178,6 +178,25 @@ __device__ __forceinline__ float block_max(float v, float* buffer) {
     return v;
 }
 
+// ---- paged caches -------------------------------------------------------------------------------------------------
+
+// Mirrors `Batch`: the sequences of a step.
+struct Batch {
+    const int* token_sequence;  // [tokens]
+    const int* first;           // [sequences]
+    const int* len;
+    const int* past;
+    const int* table_start;     // where the pages of a sequence begin in `pages`
+    const int* pages;
+    u32 page_shift;
+    u32 kv_heads;
+};
+
+__device__ __forceinline__ u64 cache_row(const Batch& b, int sequence, u32 head, u32 position) {
+    u32 page = (u32)b.pages[b.table_start[sequence] + (position >> b.page_shift)];
+    return (((u64)page * b.kv_heads + head) << b.page_shift) + (position & ((1u << b.page_shift) - 1));
+}
+
 // ---- quantized weights ---------------------------------------------------------------------------------------------
 
 enum ZeroKind : u32 { ZERO_DEFAULT = 0, ZERO_PER_BLOCK = 1, ZERO_ACROSS_ROWS = 2, ZERO_FLOAT = 3 };

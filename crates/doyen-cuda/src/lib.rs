@@ -5,7 +5,8 @@
 //! * `driver`: the context of a card, its memory, launches.
 //! * `params`: the structures that kernels take, field for field as the CUDA files declare them.
 //! * `bind`: from a lowered node to its launches, once, at load.
-//! * `session`: [`CudaDevice`] and the memory of a loaded program.
+//! * `session`: [`CudaDevice`] and the memory of a loaded program; [`CudaPlanner`], which needs no card.
+//! * [`survey`]: what there is to compute with, and how fast it is.
 //!
 //! Nothing of CUDA is needed to build this crate or to start a program that has it: the driver and NVRTC are looked for
 //! when a device is opened, and what is missing is an error that says so.
@@ -20,10 +21,12 @@ mod bind;
 pub mod compile;
 mod driver;
 mod error;
+mod mini;
 pub mod module;
 mod params;
 mod session;
 mod weights;
 
+pub use driver::survey;
 pub use error::CudaError;
-pub use session::{CudaDevice, CudaOptions};
+pub use session::{CudaDevice, CudaOptions, CudaPlanner, Dense, KvType};

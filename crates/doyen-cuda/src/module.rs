@@ -3,7 +3,10 @@
 //! One table for all: the device compiles modules as nodes ask for them, `examples/compile.rs` compiles every one for every
 //! supported card.
 
-use doyen_tensor::{FloatType, format::Bits};
+use doyen_tensor::{
+    FloatType,
+    format::{Bits, Element},
+};
 use std::fmt;
 
 /// The header that every module includes.
@@ -77,6 +80,35 @@ impl Parts {
     }
 }
 
+/// Small floats that are codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Small {
+    E2M1,
+    E4M3,
+}
+
+impl Small {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::E2M1, Self::E4M3];
+
+    /// The codes of an element.
+    pub const fn of(element: Element) -> Self {
+        match element {
+            Element::E2M1 => Self::E2M1,
+            Element::E4M3 => Self::E4M3,
+        }
+    }
+
+    /// Bits of a code.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::E2M1 => 4,
+            Self::E4M3 => 8,
+        }
+    }
+}
+
 /// What the tensor cores multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Operand {
@@ -131,6 +163,22 @@ pub enum Module {
     Wide(Bits, Operand),
     /// Products of many rows with floats, on the tensor cores.
     Gemm(Width, Operand),
+    /// Causal convolution and linear attention.
+    State,
+    /// The gated operators of hybrid models.
+    Gated,
+    /// Attention over latent rows.
+    Latent,
+    /// The up-projection on either side of attention over latent rows.
+    Absorb(Width),
+    /// Experts of small floats.
+    Mini(Small),
+    /// Whole matrices of a bank as floats.
+    Expand(Width),
+    /// Dense products of a few experts at a time.
+    Dense,
+    /// What the tensor cores do at most.
+    Peak,
 }
 
 impl Module {
@@ -146,6 +194,9 @@ impl Module {
             |b: Bits| Parts::ALL.into_iter().flat_map(move |p| Operand::ALL.map(|o| Self::Stream(b, p, o)));
         all.extend(Bits::ALL.iter().flat_map(|&b| streams(b)));
         all.extend([Width::F16, Width::F32].iter().flat_map(|&w| Operand::ALL.map(|o| Self::Gemm(w, o))));
+        all.extend([Self::State, Self::Gated, Self::Latent, Self::Dense, Self::Peak]);
+        all.extend(Width::ALL.iter().flat_map(|&w| [Self::Absorb(w), Self::Expand(w)]));
+        all.extend(Small::ALL.map(Self::Mini));
         all
     }
 
@@ -162,14 +213,30 @@ impl Module {
             Self::Wide(..) => ("wide.cu", include_str!("../kernels/wide.cu")),
             Self::Stream(..) => ("stream.cu", include_str!("../kernels/stream.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
+            Self::State => ("state.cu", include_str!("../kernels/state.cu")),
+            Self::Gated => ("gated.cu", include_str!("../kernels/gated.cu")),
+            Self::Latent => ("latent.cu", include_str!("../kernels/latent.cu")),
+            Self::Absorb(_) => ("absorb.cu", include_str!("../kernels/absorb.cu")),
+            Self::Mini(_) => ("mini.cu", include_str!("../kernels/mini.cu")),
+            Self::Expand(_) => ("expand.cu", include_str!("../kernels/expand.cu")),
+            Self::Dense => ("dense.cu", include_str!("../kernels/dense.cu")),
+            Self::Peak => ("peak.cu", include_str!("../kernels/peak.cu")),
         }
     }
 
     /// What it is compiled with, as `NAME=VALUE`.
     pub fn defines(self) -> Vec<String> {
         match self {
-            Self::Pointwise | Self::Route | Self::Attention => Vec::new(),
-            Self::Gemv(w) => vec![format!("BITS={}", w.bits())],
+            Self::Pointwise
+            | Self::Route
+            | Self::Attention
+            | Self::State
+            | Self::Gated
+            | Self::Latent
+            | Self::Dense
+            | Self::Peak => Vec::new(),
+            Self::Mini(e) => vec![format!("BITS={}", e.bits())],
+            Self::Gemv(w) | Self::Absorb(w) | Self::Expand(w) => vec![format!("BITS={}", w.bits())],
             Self::Few(b, o) | Self::Eight(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
                 vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())]
             }
@@ -210,6 +277,16 @@ impl Module {
             ],
             Self::Stream(..) => &["stream", "stream_activated", "stream_sum"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
+            Self::State => {
+                &["causal_conv", "linear_64", "linear_128", "linear_256", "linear_512", "linear_any"]
+            }
+            Self::Gated => &["gated_norm", "gated_add", "gates"],
+            Self::Latent => &["latent_append", "latent_256", "latent_512", "latent_1024", "latent_join"],
+            Self::Absorb(_) => &["absorb_queries", "absorb_values"],
+            Self::Mini(_) => &["mini_routed", "mini_activated", "mini_sum", "mini_expand", "mini_turn"],
+            Self::Expand(_) => &["expand"],
+            Self::Dense => &["slice_tiles", "dense_rows"],
+            Self::Peak => &["peak"],
         }
     }
 }
@@ -227,6 +304,14 @@ impl fmt::Display for Module {
             Self::Wide(b, o) => write!(f, "wide_{}b_{o}", b.get()),
             Self::Stream(b, p, o) => write!(f, "stream_{}b_{}_{o}", b.get(), p.get()),
             Self::Gemm(w, o) => write!(f, "gemm_{}b_{o}", w.bits()),
+            Self::State => f.write_str("state"),
+            Self::Gated => f.write_str("gated"),
+            Self::Latent => f.write_str("latent"),
+            Self::Absorb(w) => write!(f, "absorb_{}b", w.bits()),
+            Self::Mini(e) => write!(f, "mini_{}b", e.bits()),
+            Self::Expand(w) => write!(f, "expand_{}b", w.bits()),
+            Self::Dense => f.write_str("dense"),
+            Self::Peak => f.write_str("peak"),
         }
     }
 }

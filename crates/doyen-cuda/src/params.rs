@@ -2,6 +2,23 @@
 //!
 //! Pointers are [`Addr`]s; the sizes are compared with the CUDA declarations by hand and pinned by a test below.
 
+macro_rules! params {
+    ($($name:ident),*) => { $(
+        // SAFETY: `repr(C)` with the fields of the CUDA structure in its order, every field of the same size; binding checks
+        // the extents of the operands when it fills them in.
+        unsafe impl Params for $name {}
+    )* };
+}
+use params;
+
+mod dense;
+mod latent;
+mod state;
+
+pub(crate) use dense::{Expand, Mini, MiniExpand, MiniRouted, MiniTurn, Peak, Slice};
+pub(crate) use latent::{Absorb, Latent};
+pub(crate) use state::{Conv, GatedAdd, GatedNorm, Gates, Linear, Spans};
+
 use crate::driver::{Addr, Params};
 
 /// `Weights` of doyen.cuh: a bank of matrices of one format.
@@ -403,14 +420,6 @@ pub(crate) struct Attend {
     pub(crate) split_keys: u32,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
-}
-
-macro_rules! params {
-    ($($name:ident),*) => { $(
-        // SAFETY: `repr(C)` with the fields of the CUDA structure in its order, every field of the same size; binding checks
-        // the extents of the operands when it fills them in.
-        unsafe impl Params for $name {}
-    )* };
 }
 
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);

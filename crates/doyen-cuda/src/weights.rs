@@ -25,23 +25,27 @@ pub(crate) const fn float_kind(ty: FloatType) -> u32 {
 
 /// Bytes of the package, and of the card once uploaded.
 #[derive(Debug)]
-struct Source {
+pub(crate) struct Source {
     bytes: Bytes,
     on_card: Option<Arc<Buffer>>,
 }
 
 impl Source {
-    const fn new(bytes: Bytes) -> Self {
+    pub(crate) const fn new(bytes: Bytes) -> Self {
         Self { bytes, on_card: None }
     }
 
-    fn upload(&mut self, gpu: &Gpu, uploads: &mut Uploads) -> Result<(), DeviceError> {
+    pub(crate) const fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub(crate) fn upload(&mut self, gpu: &Gpu, uploads: &mut Uploads) -> Result<(), DeviceError> {
         self.on_card = Some(uploads.get(gpu, &self.bytes, "weights")?);
         Ok(())
     }
 
     /// The first byte on the card; nothing before the upload.
-    fn addr(&self) -> Addr {
+    pub(crate) fn addr(&self) -> Addr {
         self.on_card.as_ref().map_or(Addr::NONE, |b| b.start())
     }
 }
@@ -83,6 +87,18 @@ impl Floats {
     pub(crate) fn addr(&self) -> Addr {
         self.source.addr()
     }
+
+    /// The address of a number.
+    ///
+    /// # Errors
+    /// Before the upload, and past the last one.
+    pub(crate) fn at(&self, first: usize) -> Result<Addr, CudaError> {
+        if let Some(buffer) = &self.source.on_card {
+            return buffer.at(first * self.ty.size(), 0);
+        }
+        let reason = "they were not brought to the card".to_owned();
+        Err(CudaError::Driver { what: "weights".into(), reason })
+    }
 }
 
 /// Address and `FloatKind` of floats that may be absent.
@@ -119,7 +135,7 @@ fn block_shift(m: &QuantMatrix<'_>) -> Result<u32, String> {
     Err(format!("blocks of {} columns; a power of two of at least 16 is needed", m.block))
 }
 
-fn small(n: usize, what: &str) -> Result<u32, String> {
+pub(crate) fn small(n: usize, what: &str) -> Result<u32, String> {
     // Kernels count in 32 bits and add up to a tile past the end.
     u32::try_from(n).ok().filter(|&n| n < 1 << 30).ok_or_else(|| format!("{n} {what} are too many"))
 }

@@ -7,7 +7,7 @@
 mod check;
 
 use crate::lowered::{CacheSlot, LNode, LValueId, Lowered, StateId};
-use doyen_tensor::{ByteCount, FloatType, PageId, Tensor};
+use doyen_tensor::{ByteCount, PageId, Tensor};
 use std::sync::Arc;
 
 /// How quantized products are computed.
@@ -141,8 +141,8 @@ pub trait Device: Send + Sync {
         numerics: Numerics,
     ) -> Result<NodePlan, DeviceError>;
 
-    /// The type that it holds keys and values in where the graph does not quantize them.
-    fn kv_type(&self) -> FloatType;
+    /// What it holds keys and values in where the graph does not quantize them, such as `f16`.
+    fn kv_type(&self) -> &'static str;
 
     /// Bytes of one KV page of each cache group, over all the group's layers.
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount>;

@@ -10,7 +10,7 @@ mod recurrent;
 pub use recurrent::{CausalConv, LinearAttention, State, StateId};
 
 use crate::{ir::Constant, ops::Op};
-use doyen_tensor::{ByteCount, DType, FloatType};
+use doyen_tensor::{ByteCount, DType};
 use std::sync::Arc;
 
 /// A value of a lowered graph.
@@ -297,13 +297,11 @@ pub enum KvFormat {
 
 impl KvFormat {
     /// The name in reports, of a device that holds float rows in `float`.
-    pub const fn name(self, float: FloatType) -> &'static str {
-        match (self, float) {
-            (Self::Float, FloatType::F32) => "f32",
-            (Self::Float, FloatType::F16) => "f16",
-            (Self::Float, FloatType::BF16) => "bf16",
-            (Self::Int8 { .. }, _) => "int8",
-            (Self::Int4 { .. }, _) => "int4",
+    pub const fn name(self, float: &'static str) -> &'static str {
+        match self {
+            Self::Float => float,
+            Self::Int8 { .. } => "int8",
+            Self::Int4 { .. } => "int4",
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A device that is asked for is used, or it is an error that says what is missing; nothing falls back to the CPU.
 
 use crate::model::cpu;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use doyen_cpu::CpuDevice;
 use doyen_graph::device::Device;
@@ -34,7 +34,7 @@ impl FromStr for DeviceName {
     }
 }
 
-/// `--compute-dtype` and `--kv-dtype`.
+/// `--compute-dtype`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FloatName {
     /// float32
@@ -45,12 +45,37 @@ pub enum FloatName {
     Bf16,
 }
 
-impl From<FloatName> for FloatType {
+/// `--kv-dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvName {
+    /// float32
+    F32,
+    /// float16
+    F16,
+    /// bfloat16
+    Bf16,
+    /// int8 with a scale for every token and head, on a card
+    Int8,
+}
+
+impl KvName {
+    /// The float type; none for codes.
+    const fn float(self) -> Option<FloatType> {
+        match self {
+            Self::F32 => Some(FloatType::F32),
+            Self::F16 => Some(FloatType::F16),
+            Self::Bf16 => Some(FloatType::BF16),
+            Self::Int8 => None,
+        }
+    }
+}
+
+impl From<FloatName> for KvName {
     fn from(name: FloatName) -> Self {
         match name {
             FloatName::F32 => Self::F32,
             FloatName::F16 => Self::F16,
-            FloatName::Bf16 => Self::BF16,
+            FloatName::Bf16 => Self::Bf16,
         }
     }
 }
@@ -68,7 +93,16 @@ pub struct DeviceArgs {
 
     /// Type of the KV cache, where the package does not quantize it [default: f32 on the CPU, the compute type on a card]
     #[arg(long, value_enum, value_name = "TYPE")]
-    pub kv_dtype: Option<FloatName>,
+    pub kv_dtype: Option<KvName>,
+
+    /// MiB of a card that experts written out densely may take at a time, which is done for those that no packed kernel
+    /// takes [default: 1024]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true)]
+    pub qmoe_scratch: Option<NonZeroUsize>,
+
+    /// Multiply all experts densely, to compare with what packed kernels give.
+    #[arg(skip)]
+    pub all_dense: bool,
 }
 
 /// An opened device.
@@ -82,7 +116,7 @@ pub struct Opened {
 impl DeviceArgs {
     /// Float32 caches unless told otherwise, to compare with what knows no other.
     pub fn exact_kv(self) -> Self {
-        Self { kv_dtype: Some(self.kv_dtype.unwrap_or(FloatName::F32)), ..self }
+        Self { kv_dtype: Some(self.kv_dtype.unwrap_or(KvName::F32)), ..self }
     }
 
     /// Opens the device.
@@ -105,13 +139,15 @@ impl DeviceArgs {
             matches!(self.compute_dtype, None | Some(FloatName::F32)),
             "--compute-dtype is a card's (--device cuda): the CPU computes in f32"
         );
-        Ok(cpu(threads)?.with_kv(self.kv_dtype.unwrap_or(FloatName::F32).into()))
+        ensure!(self.qmoe_scratch.is_none(), "--qmoe-scratch is a card's (--device cuda)");
+        let kv = self.kv_dtype.unwrap_or(KvName::F32).float();
+        let kv = kv.context("--kv-dtype int8 is a card's (--device cuda): the CPU keeps f32, bf16 or f16")?;
+        Ok(cpu(threads)?.with_kv(kv))
     }
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, ordinal: usize) -> Result<Opened> {
-        use anyhow::Context;
-        use doyen_cuda::{CudaDevice, CudaOptions, module::Operand};
+        use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
 
         let compute = self.compute_dtype.unwrap_or(FloatName::Bf16);
         let operand = match compute {
@@ -119,8 +155,13 @@ impl DeviceArgs {
             FloatName::F16 => Some(Operand::F16),
             FloatName::Bf16 => Some(Operand::Bf16),
         };
-        let kv = self.kv_dtype.unwrap_or(compute).into();
-        let options = CudaOptions { ordinal, operand, kv, cache: cubins() };
+        let kv = self.kv_dtype.unwrap_or_else(|| compute.into());
+        let kv = kv.float().map_or(KvType::Int8, KvType::Float);
+        let scratch = self
+            .qmoe_scratch
+            .map_or(Dense::default().scratch, |mib| ByteCount((mib.get() as u64).saturating_mul(1 << 20)));
+        let dense = Dense { scratch, all: self.all_dense };
+        let options = CudaOptions { ordinal, operand, kv, cache: cubins(), packaged: packaged(), dense };
         let device =
             CudaDevice::new(&options).with_context(|| format!("cannot compute on cuda:{ordinal}"))?;
         let memory = Some(device.free_memory()?);
@@ -135,11 +176,18 @@ impl DeviceArgs {
 
 /// Where compiled kernels are kept: the user's cache folder, if there is one.
 #[cfg(feature = "cuda")]
-fn cubins() -> Option<std::path::PathBuf> {
+pub(crate) fn cubins() -> Option<std::path::PathBuf> {
     let absolute =
         |name: &str| std::env::var_os(name).map(std::path::PathBuf::from).filter(|p| p.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
     caches.map(|c| c.join("doyen").join("cubins"))
+}
+
+/// Where a release keeps compiled kernels: the folder `kernels` beside the program.
+#[cfg(feature = "cuda")]
+pub(crate) fn packaged() -> Option<std::path::PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    Some(program.parent()?.join("kernels")).filter(|folder| folder.is_dir())
 }
 
 #[cfg(test)]

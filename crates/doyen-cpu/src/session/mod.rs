@@ -108,8 +108,12 @@ impl Device for CpuDevice {
         })
     }
 
-    fn kv_type(&self) -> FloatType {
-        self.kv
+    fn kv_type(&self) -> &'static str {
+        match self.kv {
+            FloatType::F32 => "f32",
+            FloatType::F16 => "f16",
+            FloatType::BF16 => "bf16",
+        }
     }
 
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount> {

@@ -45,7 +45,7 @@ impl Build {
         build
     }
 
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
@@ -70,13 +70,13 @@ impl Build {
         id
     }
 
-    fn constant(&mut self, t: Tensor) -> Operand {
+    pub fn constant(&mut self, t: Tensor) -> Operand {
         let id = ConstId(self.graph.constants.len() as u32);
         self.graph.constants.push(LConst { name: format!("c{}", id.0), data: Arc::new(Constant::from(t)) });
         Operand::Const(id)
     }
 
-    fn bytes(&mut self, dims: &[usize]) -> Result<Operand> {
+    pub fn bytes(&mut self, dims: &[usize]) -> Result<Operand> {
         let n: usize = dims.iter().product();
         let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(n).collect();
         let t = Tensor::from_bytes(DType::U8, dims.to_vec(), Bytes::from(bytes))?;
@@ -89,7 +89,7 @@ impl Build {
         Ok(self.constant(t))
     }
 
-    fn push(&mut self, name: &str, op: LOp, inputs: Vec<Option<Operand>>, outputs: Vec<LValueId>) {
+    pub fn push(&mut self, name: &str, op: LOp, inputs: Vec<Option<Operand>>, outputs: Vec<LValueId>) {
         let name = format!("{name}{}", self.graph.nodes.len());
         let outputs = outputs.into_iter().map(Some).collect();
         self.graph.nodes.push(LNode { name, op, inputs, outputs });

@@ -17,7 +17,6 @@ use doyen_graph::{
     device::{DeviceError, Limits, SeqSpan},
     lowered::{Attention, KvFormat},
 };
-use doyen_tensor::FloatType;
 
 /// Places of the operands.
 mod at {
@@ -40,7 +39,7 @@ const ROWS: usize = 16;
 const PIECE: usize = 32;
 /// Keys of a split when one new token of each of `sequences` sequences is decoded, a multiple of `PIECE`: few sequences fill
 /// the card with shorter ones.
-const fn split_keys(sequences: usize) -> usize {
+pub(super) const fn split_keys(sequences: usize) -> usize {
     match sequences {
         0..=2 => 64,
         3..=16 => 128,
@@ -54,7 +53,7 @@ const fn splits_of(sequences: usize, longest: usize) -> usize {
 }
 
 /// The most places for what splits leave that a step of up to `sequences` sequences takes.
-fn most_splits(sequences: usize, context: usize) -> usize {
+pub(super) fn most_splits(sequences: usize, context: usize) -> usize {
     let all = [2, 16, sequences].into_iter().map(|n| n.min(sequences));
     all.map(|n| n * splits_of(n, context)).max().unwrap_or(0)
 }
@@ -346,6 +345,12 @@ pub(super) fn bind(b: &Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>, St
             op.head_size, op.v_head_size
         ));
     }
+    if row == Row::Scaled && !(op.head_size.is_multiple_of(4) && op.v_head_size.is_multiple_of(4)) {
+        return Err(format!(
+            "int8 caches need head sizes that are multiples of 4, not {} and {}: give --kv-dtype bf16, f16 or f32",
+            op.head_size, op.v_head_size
+        ));
+    }
     let norm = |i, name| op.qk_norm.map(|_| floats(b, i, name, Some(op.head_size))).transpose();
     let (q_norm, k_norm) = (norm(at::Q_NORM, "q_norm")?, norm(at::K_NORM, "k_norm")?);
     let (cos, sin) = match op.rotary {
@@ -367,7 +372,7 @@ pub(super) fn bind(b: &Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>, St
     let per_channel =
         matches!(format, KvFormat::Int8 { per_channel: true } | KvFormat::Int4 { per_channel: true });
     let scales = |i: usize, head_size: usize| match row {
-        Row::Float(FloatType::F32 | FloatType::F16 | FloatType::BF16) => Ok(None),
+        Row::Float(_) | Row::Scaled => Ok(None),
         _ if per_channel => wide(b, i, "cache scales", op.kv_heads * head_size).map(Some),
         _ => wide(b, i, "cache scale", 1).map(Some),
     };

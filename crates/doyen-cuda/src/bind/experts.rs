@@ -7,6 +7,8 @@
 
 use super::{
     Binder, Context, Kernel, cols,
+    dense::{Dense, Job, Matrices, Part, Shape},
+    mini,
     products::{self, FEW, Groups, Kernels, Product, Way},
     ready, rows_at,
     stream::{self, Stream},
@@ -145,6 +147,10 @@ impl Projection {
     fn bytes(&self) -> usize {
         self.bank.bytes() + self.bias.as_ref().map_or(0, Floats::bytes)
     }
+
+    fn part(&self) -> Part<'_> {
+        Part { matrices: &self.bank, bias: self.bias.as_ref() }
+    }
 }
 
 struct ExpertsKernel {
@@ -157,8 +163,14 @@ struct ExpertsKernel {
     inter: usize,
     operand: Option<Operand>,
     x: LValue,
+    /// For what no packed kernel takes on the tensor cores, or for everything.
+    dense: Option<Dense>,
+    all_dense: bool,
     functions: Option<Shared>,
 }
+
+/// Routes to an expert, on average, from which on matrices that no packed kernel takes are written out once for all of them.
+const MANY: usize = 8;
 
 /// Kernels that no projection owns.
 struct Shared {
@@ -268,6 +280,12 @@ impl ExpertsKernel {
         let mut all = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()].into_iter().flatten();
         let first = products::way(&all.next()?.bank)?;
         all.all(|p| products::way(&p.bank) == Some(first)).then_some(first)
+    }
+
+    /// Dense products, where `tokens` tokens are multiplied so.
+    fn densely(&self, tokens: usize) -> Option<&Dense> {
+        let many = tokens.saturating_mul(self.k) > MANY * self.experts;
+        self.dense.as_ref().filter(|_| many || self.all_dense)
     }
 
     /// Whether `tokens` tokens are few enough that routes are read one by one: most of them go to experts of their own.
@@ -398,16 +416,20 @@ impl ExpertsKernel {
 impl Kernel for ExpertsKernel {
     fn name(&self) -> String {
         let bits = |p: &Projection| p.bank.width().bits();
-        let how = match (self.operand, self.way()) {
-            (Some(o), Some(_)) => format!("{o} tensor cores"),
+        let how = match (&self.dense, self.operand, self.way()) {
+            (Some(dense), ..) if self.all_dense => dense.name(),
+            (Some(dense), ..) => format!("f32 / {}", dense.name()),
+            (_, Some(o), Some(_)) => format!("{o} tensor cores"),
             _ => "f32".into(),
         };
         format!("experts {}b / {}b {how}", bits(&self.fc1), bits(&self.fc2))
     }
 
     fn scratch(&self, limits: &Limits) -> usize {
-        let routes = rows_at(&self.x, limits).checked_mul(self.k);
-        routes.and_then(|r| self.layout(r)).map_or(usize::MAX, |l| l.end)
+        let tokens = rows_at(&self.x, limits);
+        let routes = tokens.checked_mul(self.k);
+        let dense = self.densely(tokens).map_or(0, |d| d.scratch(routes));
+        routes.and_then(|r| self.layout(r)).map_or(usize::MAX, |l| l.end).max(dense)
     }
 
     fn resident(&self) -> usize {
@@ -425,11 +447,31 @@ impl Kernel for ExpertsKernel {
             activate: function("activate_rows")?,
             combine: function("combine")?,
         });
+        let parts = [Some(&self.fc1), Some(&self.fc2), self.fc3.as_ref()];
+        let banks: Vec<&dyn Matrices> =
+            parts.into_iter().flatten().map(|p| -> &dyn Matrices { &p.bank }).collect();
+        if let Some(dense) = &mut self.dense {
+            dense.load(gpu, &banks)?;
+        }
         Ok(())
     }
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
         let tokens = io.input_numel(0) / self.fc2.bank.rows().max(1);
+        if let Some(dense) = self.densely(tokens) {
+            let job = Job {
+                fc1: self.fc1.part(),
+                fc2: self.fc2.part(),
+                fc3: self.fc3.as_ref().map(Projection::part),
+                act: self.act,
+                x: io.input(0)?,
+                ids: io.input(1)?,
+                mix: io.input(2)?,
+                y: io.output(0)?,
+                tokens,
+            };
+            return dense.run(cx, &job);
+        }
         let layout = tokens.checked_mul(self.k).and_then(|r| self.layout(r));
         let layout = ready(layout.as_ref())?;
         match self.way().filter(|_| self.operand.is_some()) {
@@ -441,13 +483,15 @@ impl Kernel for ExpertsKernel {
 }
 
 /// The three projections as the operators count them.
-const STORED: [qmoe::Projection; 3] = [qmoe::Projection::Fc1, qmoe::Projection::Fc2, qmoe::Projection::Fc3];
+pub(super) const STORED: [qmoe::Projection; 3] =
+    [qmoe::Projection::Fc1, qmoe::Projection::Fc2, qmoe::Projection::Fc3];
 
 pub(super) fn bind(b: &Binder<'_>, e: &Experts) -> Result<Box<dyn Kernel>, String> {
     let x = b.float_value(0).ok_or("its input is a constant")?.clone();
     let tensors = b.constants(3)?;
     let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
     let ([fc1, fc2, fc3], activation) = match &e.op {
+        Op::QMoe(op) if op.kind != qmoe::Kind::Int => return mini::bind(b, e, op),
         Op::QMoe(op) => (quantized(op, &refs)?, op.activation),
         Op::Moe(op) => (float(op, &refs)?, op.activation),
         other => return Err(format!("{other:?} is not a bank of experts")),
@@ -459,20 +503,48 @@ pub(super) fn bind(b: &Binder<'_>, e: &Experts) -> Result<Box<dyn Kernel>, Strin
     }
     let inter = fc2.bank.cols();
     let act = activation_of(activation, fc3.is_some());
-    // FC1 rows per intermediate value, by the gate's layout.
-    let per_value = if matches!(act.gate, INTERLEAVED | CONCATENATED) { 2 } else { 1 };
-    if fc1.bank.rows() != per_value * inter || fc3.as_ref().is_some_and(|p| p.bank.rows() != inter) {
-        return Err(format!("FC1 has {} rows for {inter} intermediate values", fc1.bank.rows()));
-    }
+    check_rows(&act, (fc1.bank.rows(), fc3.as_ref().map(|p| p.bank.rows())), inter)?;
     for p in [Some(&fc1), Some(&fc2), fc3.as_ref()].into_iter().flatten() {
         if p.bias.as_ref().is_some_and(|bias| bias.len() != e.experts * p.bank.rows()) {
             return Err(format!("bias: expected {} x {} numbers", e.experts, p.bank.rows()));
         }
     }
-    let operand = b.setting.operand;
+    let (operand, all_dense) = (b.setting.operand, b.setting.all_dense);
     let (experts, k) = (e.experts, e.k);
-    // A launch has 65535 blocks along the second axis.
-    Ok(Box::new(ExpertsKernel { fc1, fc2, fc3, act, experts, k, inter, operand, x, functions: None }))
+    let (hidden, fc1_rows) = (fc2.bank.rows(), fc1.bank.rows());
+    let shape = Shape { experts, k, hidden, inter, fc1_rows, fc3: fc3.is_some() };
+    let mut kernel = ExpertsKernel {
+        fc1,
+        fc2,
+        fc3,
+        act,
+        experts,
+        k,
+        inter,
+        operand,
+        x,
+        dense: None,
+        all_dense,
+        functions: None,
+    };
+    if all_dense || (operand.is_some() && kernel.way().is_none()) {
+        kernel.dense = Some(Dense::new(shape, &b.setting)?);
+    }
+    Ok(Box::new(kernel))
+}
+
+/// Checks the rows of FC1 and, where there is one, of FC3.
+pub(super) fn check_rows(
+    act: &params::Activation,
+    (fc1, fc3): (usize, Option<usize>),
+    inter: usize,
+) -> Result<(), String> {
+    // FC1 rows per intermediate value, by the gate's layout.
+    let per_value = if matches!(act.gate, INTERLEAVED | CONCATENATED) { 2 } else { 1 };
+    if fc1 != per_value * inter || fc3.is_some_and(|rows| rows != inter) {
+        return Err(format!("FC1 has {fc1} rows for {inter} intermediate values"));
+    }
+    Ok(())
 }
 
 /// `GateKind` of doyen.cuh.
@@ -482,7 +554,7 @@ const CONCATENATED: u32 = 2;
 const SEPARATE: u32 = 3;
 
 /// The kernels' form of the operator's activation.
-fn activation_of(a: theirs::Activation, has_fc3: bool) -> params::Activation {
+pub(super) fn activation_of(a: theirs::Activation, has_fc3: bool) -> params::Activation {
     let gate = if has_fc3 { SEPARATE } else { NONE };
     let plain = |kind| params::Activation { kind, gate, alpha: 1.0, beta: 0.0, limit: f32::INFINITY };
     match a {
@@ -505,9 +577,6 @@ type Projections = [Option<Projection>; 3];
 
 /// QMoE's operands from its index 2 on: weights, scales and bias of each projection, then their zero points.
 fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<Projections, String> {
-    if op.kind != qmoe::Kind::Int {
-        return Err(format!("experts of quant_type {:?}: there is no kernel for them here", op.kind.name()));
-    }
     let operands = op.operands(refs).map_err(|e| e.to_string())?;
     let at = |i: usize| refs.get(i).copied().flatten();
     let mut found = [const { None }; 3];

@@ -166,21 +166,31 @@ pub(super) fn nbits(b: &Binder<'_>, op: &MatMulNBits) -> Result<Option<Box<dyn K
 /// MatMul with a constant matrix `[K,N]` on the right; anything else is left to the reference.
 pub(super) fn matmul(b: &Binder<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let (Some(x), Some(Input::Const(c))) = (b.float_value(0), b.operand(1)) else { return Ok(None) };
-    let constant = &b.graph.constant(c).data;
-    let [k, n] = constant.shape()[..] else { return Ok(None) };
-    if k == 0 || n == 0 || cols(x) != Some(k) || x.dims.len() < 2 {
+    let [k, _] = b.graph.constant(c).data.shape()[..] else { return Ok(None) };
+    if cols(x) != Some(k) || x.dims.len() < 2 {
         return Ok(None);
     }
-    let bank = if let Some(rows) = transposed(constant, n, k)? {
-        rows
-    } else {
-        let Some(t) = b.constant(1)? else { return Ok(None) };
-        if t.float_view().is_err() {
-            return Ok(None);
-        }
-        Bank::turned(&t, (n, k))?
-    };
-    product(b, bank, None)
+    match float_matrix(b, 1)? {
+        Some(bank) => product(b, bank, None),
+        None => Ok(None),
+    }
+}
+
+/// Operand `i` as a constant matrix `[K,N]` of floats; `None` when it is something else.
+pub(super) fn float_matrix(b: &Binder<'_>, i: usize) -> Result<Option<Bank>, String> {
+    let Some(Input::Const(c)) = b.operand(i) else { return Ok(None) };
+    let constant = &b.graph.constant(c).data;
+    let [k, n] = constant.shape()[..] else { return Ok(None) };
+    if k == 0 || n == 0 {
+        return Ok(None);
+    }
+    if let Some(rows) = transposed(constant, n, k)? {
+        return Ok(Some(rows));
+    }
+    match b.constant(i)? {
+        Some(t) if t.float_view().is_ok() => Bank::turned(&t, (n, k)).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// A constant that is the whole-row Transpose of contiguous `[N,K]` rows, read where it lies.

@@ -4,13 +4,18 @@
 //! kernels; running launches them.
 
 mod attention;
+mod dense;
 mod eight;
 mod elementwise;
 mod embed;
 mod experts;
+mod gated;
+mod latent;
 mod linear;
+mod mini;
 mod norm;
 mod products;
+mod recurrent;
 mod reference;
 mod rows;
 mod stream;
@@ -24,14 +29,14 @@ use crate::{
     driver::{Addr, Buffer, Gpu, Uploads},
     error::CudaError,
     module::Operand,
-    session::{caches::Caches, io::Io, step::Step},
+    session::{KvType, caches::Caches, io::Io, states::States, step::Step},
 };
 use doyen_graph::{
     device::{DeviceError, Limits, RaggedBatch},
     lowered::{Extent, LNode, LOp, LValue, Lowered, Operand as Input},
     ops::Op,
 };
-use doyen_tensor::{DType, FloatType, Tensor};
+use doyen_tensor::{DType, Tensor};
 
 /// A node's work, bound to its constants.
 pub(crate) trait Kernel: Send {
@@ -72,6 +77,7 @@ pub(crate) struct Context<'a> {
     pub(crate) step: &'a Step,
     pub(crate) scratch: &'a Buffer,
     pub(crate) caches: &'a Caches,
+    pub(crate) states: &'a States,
     pub(crate) fault: Addr,
 }
 
@@ -80,10 +86,14 @@ pub(crate) struct Context<'a> {
 pub(crate) struct Setting {
     /// What the tensor cores multiply; `None` keeps products in float32.
     pub(crate) operand: Option<Operand>,
-    /// Float rows of the caches.
-    pub(crate) kv: FloatType,
+    /// What caches of floats are kept in.
+    pub(crate) kv: KvType,
     /// Dynamic shared memory that a block may have at most.
     pub(crate) shared: usize,
+    /// Bytes that experts written out densely may take at a time.
+    pub(crate) dense: usize,
+    /// Whether all experts are multiplied densely, whatever packed kernels there are.
+    pub(crate) all_dense: bool,
 }
 
 /// A loaded part of a kernel.
@@ -112,15 +122,9 @@ impl<'a> Binder<'a> {
             LOp::View => return Ok(None),
             LOp::SelectRows { axis } => rows::select(self, *axis)?,
             LOp::Attention(a) => attention::bind(self, a)?,
-            LOp::LinearAttention(_) | LOp::CausalConv(_) => {
-                return Err(
-                    "there are no recurrent kernels on this device (linear attention, causal convolution)"
-                        .into(),
-                );
-            }
-            LOp::LatentAttention(_) => {
-                return Err("attention over latent rows: there is no kernel for it here".into());
-            }
+            LOp::LinearAttention(a) => recurrent::attention(self, a)?,
+            LOp::CausalConv(c) => recurrent::convolution(self, c)?,
+            LOp::LatentAttention(a) => latent::bind(self, a)?,
             LOp::Route(r) => experts::route(self, r)?,
             LOp::Experts(e) => experts::bind(self, e)?,
             LOp::SiluMul => elementwise::silu_mul(self)?,
@@ -138,7 +142,10 @@ impl<'a> Binder<'a> {
             Op::GatherBlockQuantized(g) => embed::quantized(self, g)?,
             _ => match norm::bind(self, op)? {
                 Some(k) => Some(k),
-                None => elementwise::bind(self, op)?,
+                None => match gated::bind(self, op)? {
+                    Some(k) => Some(k),
+                    None => elementwise::bind(self, op)?,
+                },
             },
         };
         match native {

@@ -17,7 +17,7 @@ pub(super) const FEW: usize = 8;
 const FEW_BLOCK: usize = 16;
 const FEW_WARPS: usize = 8;
 /// Weight rows of a block of gemm.cu and of tile.cu.
-const GEMM_BLOCK: usize = 64;
+pub(super) const GEMM_BLOCK: usize = 64;
 const TILE_BLOCK: usize = 128;
 
 /// Which kernels multiply a bank.

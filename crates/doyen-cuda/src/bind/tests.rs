@@ -5,9 +5,16 @@ use doyen_graph::{
     ir::{Attr, Attrs, Constant},
     lowered::{ConstId, Experts, LConst, LValueId, Route},
 };
+use doyen_tensor::FloatType;
 use std::sync::Arc;
 
-const SETTING: Setting = Setting { operand: Some(Operand::Bf16), kv: FloatType::BF16, shared: 99 << 10 };
+const SETTING: Setting = Setting {
+    operand: Some(Operand::Bf16),
+    kv: KvType::Float(FloatType::BF16),
+    shared: 99 << 10,
+    dense: 1 << 30,
+    all_dense: false,
+};
 const LIMITS: Limits = Limits { tokens: 16, rows: 4, sequences: 4, context: 1024, page_size: 32 };
 
 fn value(graph: &mut Lowered, dtype: DType, dims: &[Extent]) -> LValueId {

@@ -47,17 +47,21 @@ impl fmt::Display for Key {
 }
 
 /// FNV-1a of 128 bits over length-prefixed parts. It tells honest inputs apart; the cache is the user's own folder.
-struct Fnv(u128);
+pub(super) struct Fnv(u128);
 
 impl Fnv {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
     }
 
-    fn add(&mut self, part: &[u8]) {
+    pub(super) fn add(&mut self, part: &[u8]) {
         for &byte in (part.len() as u64).to_le_bytes().iter().chain(part) {
             self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
         }
+    }
+
+    pub(super) const fn get(&self) -> u128 {
+        self.0
     }
 }
 
@@ -94,7 +98,7 @@ impl Cache {
 }
 
 /// Cubins are ELF files.
-fn is_elf(bytes: &[u8]) -> bool {
+pub(super) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 

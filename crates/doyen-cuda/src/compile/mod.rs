@@ -2,12 +2,15 @@
 //!
 //! * [`Compiler`]: NVRTC with its version
 //! * [`Cache`]: cubins on disk
+//! * [`Packaged`]: kernels compiled when a release was made
 //! * [`Resources`]: registers and spills of a kernel, from ptxas' messages
 
 mod cache;
+mod packaged;
 mod resources;
 
 pub use cache::{Cache, Key};
+pub use packaged::{Image, PTX_ARCH, Packaged};
 pub use resources::Resources;
 
 use crate::{
@@ -67,14 +70,27 @@ impl Compiler {
     /// # Errors
     /// With NVRTC's messages.
     pub fn compile(&self, module: Module, arch: Arch) -> Result<Compiled, CudaError> {
-        let program = Program::new(module).map_err(|reason| CudaError::Compile {
-            module: module.to_string(),
-            arch: arch.to_string(),
-            reason,
-            log: String::new(),
-        })?;
+        let (program, log) = Self::program(module, &arch.to_string())?;
+        let cubin =
+            program.cubin().map_err(|reason| compile_error(module, &arch.to_string(), reason, &log))?;
+        Ok(Compiled { cubin, resources: resources::parse(&log) })
+    }
+
+    /// Compiles a module to PTX, for the cards from `arch` on.
+    ///
+    /// # Errors
+    /// With NVRTC's messages.
+    pub fn ptx(&self, module: Module, arch: Arch) -> Result<Vec<u8>, CudaError> {
+        let target = format!("compute_{}{}", arch.major, arch.minor);
+        let (program, log) = Self::program(module, &target)?;
+        program.ptx().map_err(|reason| compile_error(module, &target, reason, &log))
+    }
+
+    /// A compiled program with its messages.
+    fn program(module: Module, target: &str) -> Result<(Program, String), CudaError> {
+        let program = Program::new(module).map_err(|reason| compile_error(module, target, reason, ""))?;
         let mut options = vec![
-            format!("--gpu-architecture={arch}"),
+            format!("--gpu-architecture={target}"),
             "--std=c++17".to_owned(),
             "--ptxas-options=-v".to_owned(),
         ];
@@ -82,16 +98,15 @@ impl Compiler {
         // SAFETY: the program is alive.
         let outcome = unsafe { result::compile_program(program.0, &options) };
         let log = program.log();
-        let failed = |reason: String| CudaError::Compile {
-            module: module.to_string(),
-            arch: arch.to_string(),
-            reason,
-            log: log.clone(),
-        };
-        outcome.map_err(|e| failed(format!("{:?}", e.0)))?;
-        let cubin = program.cubin().map_err(&failed)?;
-        Ok(Compiled { cubin, resources: resources::parse(&log) })
+        match outcome {
+            Ok(()) => Ok((program, log)),
+            Err(e) => Err(compile_error(module, target, format!("{:?}", e.0), &log)),
+        }
     }
+}
+
+fn compile_error(module: Module, target: &str, reason: String, log: &str) -> CudaError {
+    CudaError::Compile { module: module.to_string(), arch: target.to_owned(), reason, log: log.to_owned() }
 }
 
 /// An NVRTC program, destroyed with it.
@@ -135,6 +150,20 @@ impl Program {
         // SAFETY: the buffer has the length that NVRTC asks for.
         check(unsafe { sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast::<c_char>()) })?;
         Ok(cubin)
+    }
+
+    /// Text, without the zero that ends it.
+    fn ptx(&self) -> Result<Vec<u8>, String> {
+        let mut len = 0usize;
+        // SAFETY: the program is alive and compiled; `len` is written.
+        check(unsafe { sys::nvrtcGetPTXSize(self.0, &raw mut len) })?;
+        let mut ptx = vec![0u8; len];
+        // SAFETY: the buffer has the length that NVRTC asks for.
+        check(unsafe { sys::nvrtcGetPTX(self.0, ptx.as_mut_ptr().cast::<c_char>()) })?;
+        while ptx.last() == Some(&0) {
+            ptx.pop();
+        }
+        Ok(ptx)
     }
 }
 

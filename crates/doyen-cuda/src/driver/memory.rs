@@ -93,6 +93,15 @@ impl Buffer {
         gpu.stream().memcpy_htod(bytes, &mut part).map_err(failed("cannot copy to the card"))
     }
 
+    /// Copies another buffer of the same length, within the card.
+    pub(crate) fn copy(&mut self, gpu: &Gpu, from: &Self) -> Result<(), CudaError> {
+        if self.len != from.len {
+            let reason = format!("{} bytes into a buffer of {}", from.len, self.len);
+            return Err(CudaError::Driver { what: "cannot copy within the card".into(), reason });
+        }
+        gpu.stream().memcpy_dtod(&from.slice, &mut self.slice).map_err(failed("cannot copy within the card"))
+    }
+
     /// Copies bytes from the card, once everything launched before is done.
     pub(crate) fn read(&self, gpu: &Gpu, offset: usize, out: &mut [u8]) -> Result<(), CudaError> {
         let range = self.range(offset, out.len())?;

@@ -4,12 +4,13 @@
 
 mod capture;
 mod memory;
+pub mod survey;
 
 pub(crate) use capture::Capture;
 pub(crate) use memory::{Addr, Buffer, Pinned, Uploads};
 
 use crate::{
-    compile::{Cache, Compiler, Key},
+    compile::{Cache, Compiler, Image, Key, Packaged},
     error::CudaError,
     module::{Arch, Module},
 };
@@ -36,6 +37,7 @@ pub(crate) struct Gpu {
     shared: usize,
     multiprocessors: usize,
     cache: Option<Cache>,
+    packaged: Option<Packaged>,
     modules: Mutex<HashMap<Module, Arc<CudaModule>>>,
 }
 
@@ -91,7 +93,11 @@ impl Gpu {
     ///
     /// # Errors
     /// Says what is missing: driver, card, capability.
-    pub(crate) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, CudaError> {
+    pub(crate) fn open(
+        ordinal: usize,
+        cache: Option<PathBuf>,
+        packaged: Option<PathBuf>,
+    ) -> Result<Self, CudaError> {
         // SAFETY: loading the driver by its well-known name runs its initialisers, which it allows at any time.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
@@ -129,6 +135,7 @@ impl Gpu {
             shared: usize::try_from(shared).unwrap_or(0),
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
             cache: cache.map(Cache::new),
+            packaged: packaged.map(Packaged::new),
             modules: Mutex::new(HashMap::new()),
         })
     }
@@ -201,7 +208,22 @@ impl Gpu {
         Ok(loaded)
     }
 
+    /// Whether some kernel was not compiled before, so that NVRTC is needed.
+    pub(crate) fn compiles(&self) -> bool {
+        self.packaged.as_ref().is_none_or(|p| !p.missing(self.arch).is_empty())
+    }
+
     fn compiled(&self, module: Module) -> Result<Arc<CudaModule>, CudaError> {
+        for image in self.packaged.iter().flat_map(|p| p.images(module, self.arch)) {
+            let image = match image {
+                Image::Cubin(cubin) => Ptx::from_binary(cubin),
+                Image::Ptx(text) => Ptx::from_src(text),
+            };
+            // What the driver does not take is compiled here.
+            if let Ok(loaded) = self.context.load_module(image) {
+                return Ok(loaded);
+            }
+        }
         let compiler = Compiler::load()?;
         let key = Key::new(module, self.arch, compiler.version(), self.driver);
         let load = |cubin: Vec<u8>| self.context.load_module(Ptx::from_binary(cubin));

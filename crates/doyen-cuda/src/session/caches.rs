@@ -7,9 +7,37 @@ use crate::{
 use bytes::Bytes;
 use doyen_graph::{
     device::{DeviceError, GroupPages, Program},
-    lowered::{CacheGroup, CacheSlot, KvFormat},
+    lowered::{CacheGroup, CacheSlot, KvFormat, Lowered},
 };
-use doyen_tensor::{DType, FloatType, PageId, Tensor};
+use doyen_tensor::{ByteCount, DType, FloatType, PageId, Tensor};
+use std::fmt;
+
+/// What caches of floats are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// Floats.
+    Float(FloatType),
+    /// int8 codes with a scale for every token and head.
+    Int8,
+}
+
+impl KvType {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float(FloatType::F32) => "f32",
+            Self::Float(FloatType::F16) => "f16",
+            Self::Float(FloatType::BF16) => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// How a row is stored: `StoreKind` of attention.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,13 +45,21 @@ pub(crate) enum Row {
     Float(FloatType),
     Int8,
     Int4,
+    /// int8 codes, then their scale in float32.
+    Scaled,
 }
+
+/// Bytes of the scale of a [`Row::Scaled`].
+const SCALE: usize = size_of::<f32>();
 
 impl Row {
     /// The storage of a group's rows, floats in the type given.
-    pub(crate) const fn new(format: KvFormat, float: FloatType) -> Self {
+    pub(crate) const fn new(format: KvFormat, kv: KvType) -> Self {
         match format {
-            KvFormat::Float => Self::Float(float),
+            KvFormat::Float => match kv {
+                KvType::Float(ty) => Self::Float(ty),
+                KvType::Int8 => Self::Scaled,
+            },
             KvFormat::Int8 { .. } => Self::Int8,
             KvFormat::Int4 { .. } => Self::Int4,
         }
@@ -36,6 +72,7 @@ impl Row {
             Self::Float(FloatType::BF16) => 2,
             Self::Int8 => 3,
             Self::Int4 => 4,
+            Self::Scaled => 5,
         }
     }
 
@@ -44,12 +81,16 @@ impl Row {
             Self::Float(ty) => ty.size() * head_size,
             Self::Int8 => head_size,
             Self::Int4 => head_size / 2,
+            // Values made of the keys' rows have none of their own.
+            Self::Scaled => head_size + if head_size > 0 { SCALE } else { 0 },
         }
     }
 
+    /// The type of rows given and taken.
     const fn dtype(self) -> DType {
         match self {
             Self::Float(ty) => ty.dtype(),
+            Self::Scaled => DType::F32,
             Self::Int8 => DType::I8,
             Self::Int4 => DType::U8,
         }
@@ -82,7 +123,11 @@ impl Store {
 
     /// Shape of `len` rows of a sequence: `[kv_heads, len, channels as stored]`.
     fn shape(&self, len: usize) -> [usize; 3] {
-        [self.kv_heads, len, self.row_bytes() * 8 / self.row.dtype().bits()]
+        let width = match self.row {
+            Row::Scaled => self.head_size,
+            row => row.bytes(self.head_size) * 8 / row.dtype().bits(),
+        };
+        [self.kv_heads, len, width]
     }
 
     /// First byte of a position's row.
@@ -115,6 +160,11 @@ impl Store {
         self.runs(table, len, |offset, rows| {
             Ok(self.memory.read(gpu, offset, &mut out[rows.start * n..rows.end * n])?)
         })?;
+        if self.row == Row::Scaled {
+            let values: Vec<f32> = out.chunks_exact(n.max(1)).flat_map(unscaled).collect();
+            return Tensor::from_slice(self.shape(len), &values)
+                .map_err(|e| DeviceError::Step(e.to_string()));
+        }
         Tensor::from_bytes(self.row.dtype(), self.shape(len), Bytes::from(out))
             .map_err(|e| DeviceError::Step(e.to_string()))
     }
@@ -130,13 +180,20 @@ impl Store {
             )));
         }
         let n = self.row_bytes();
+        let stored = match self.row {
+            Row::Scaled => {
+                let values = stored.to_f32().map_err(|e| DeviceError::Step(e.to_string()))?;
+                Bytes::from(values.chunks_exact(self.head_size.max(1)).flat_map(scaled).collect::<Vec<u8>>())
+            }
+            _ => stored.shared_bytes().clone(),
+        };
         let mut runs = Vec::new();
         self.runs(table, len, |offset, rows| {
             runs.push((offset, rows));
             Ok(())
         })?;
         for (offset, rows) in runs {
-            self.memory.write(gpu, offset, &stored.bytes()[rows.start * n..rows.end * n])?;
+            self.memory.write(gpu, offset, &stored[rows.start * n..rows.end * n])?;
         }
         Ok(())
     }
@@ -155,6 +212,22 @@ impl Store {
     }
 }
 
+/// A row as [`Row::Scaled`] stores it: codes nearest to its numbers, ties to even, and their scale.
+fn scaled(row: &[f32]) -> Vec<u8> {
+    let scale = row.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    // Casts of floats saturate, and make NaN 0.
+    let codes = row.iter().map(|v| ((v * inverse).round_ties_even() as i8).cast_unsigned());
+    codes.chain(scale.to_le_bytes()).collect()
+}
+
+/// The numbers of a stored row.
+fn unscaled(row: &[u8]) -> Vec<f32> {
+    let (codes, scale) = row.split_at(row.len() - SCALE);
+    let scale = scale.try_into().map_or(0.0, f32::from_le_bytes);
+    codes.iter().map(|&c| f32::from(c.cast_signed()) * scale).collect()
+}
+
 /// All caches of a session.
 pub(crate) struct Caches {
     /// `[group][layer]`: keys, values.
@@ -162,13 +235,13 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    pub(crate) fn new(gpu: &Gpu, program: &Program, float: FloatType) -> Result<Self, DeviceError> {
+    pub(crate) fn new(gpu: &Gpu, program: &Program, kv: KvType) -> Result<Self, DeviceError> {
         let groups = &program.graph.groups;
         if groups.len() != program.pages.len() {
             return Err(DeviceError::Step("the program does not say the pages of every cache group".into()));
         }
         let store = |g: &CacheGroup, p: &GroupPages, head_size: usize| {
-            let row = Row::new(g.format, float);
+            let row = Row::new(g.format, kv);
             let (pages, kv_heads, page_size) = (p.pages, g.kv_heads, program.limits.page_size);
             let bytes = [kv_heads, page_size, row.bytes(head_size)]
                 .into_iter()
@@ -225,9 +298,39 @@ impl Caches {
     }
 }
 
+/// Bytes of a page of each group.
+pub(crate) fn all_page_bytes(graph: &Lowered, page_size: usize, kv: KvType) -> Vec<ByteCount> {
+    graph.groups.iter().map(|g| ByteCount(page_bytes(g, page_size, kv) as u64)).collect()
+}
+
 /// Bytes of a page of a group over all its layers, keys and values.
-pub(crate) fn page_bytes(group: &CacheGroup, page_size: usize, float: FloatType) -> usize {
-    let row = Row::new(group.format, float);
+fn page_bytes(group: &CacheGroup, page_size: usize, kv: KvType) -> usize {
+    let row = Row::new(group.format, kv);
     let bytes = row.bytes(group.k_head_size) + row.bytes(group.v_head_size);
     group.layers.len() * group.kv_heads * page_size * bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scaled_rows_come_back_within_half_a_step() {
+        for row in [vec![0.0; 8], vec![1.0, -127.0, 0.25, 63.5, 1e-9, 100.0, -0.5, 3.0]] {
+            let stored = scaled(&row);
+            assert_eq!(stored.len(), row.len() + SCALE);
+            let step = row.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
+            for (found, given) in unscaled(&stored).iter().zip(&row) {
+                assert!((found - given).abs() <= 0.5001 * step, "{found} for {given}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_take_their_bytes() {
+        assert_eq!(Row::new(KvFormat::Float, KvType::Int8).bytes(128), 132);
+        assert_eq!(Row::new(KvFormat::Float, KvType::Int8).bytes(0), 0);
+        assert_eq!(Row::new(KvFormat::Int8 { per_channel: true }, KvType::Int8).bytes(128), 128);
+        assert_eq!(Row::new(KvFormat::Float, KvType::Float(FloatType::BF16)).bytes(64), 128);
+    }
 }

@@ -3,9 +3,13 @@
 //! * `io`: a node's addresses in the arena
 //! * `step`: what a step brings
 //! * `caches`: KV pages
+//! * `states`: states of fixed size
+//! * `planner`: plans without a card
 
 pub(crate) mod caches;
 pub(crate) mod io;
+mod planner;
+pub(crate) mod states;
 pub(crate) mod step;
 
 use crate::{
@@ -14,13 +18,17 @@ use crate::{
     error::CudaError,
     module::Operand,
 };
+pub use caches::KvType;
+pub use planner::CudaPlanner;
+
 use caches::Caches;
 use doyen_graph::{
-    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session},
-    lowered::{Attention, CacheSlot, LNode, LOp, LValueId, Lowered},
+    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot},
+    lowered::{Attention, CacheSlot, LNode, LOp, LValueId, Lowered, StateId},
 };
-use doyen_tensor::{ByteCount, DType, FloatType, PageId, Tensor};
+use doyen_tensor::{ByteCount, DType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
+use states::States;
 use std::{
     collections::{BTreeSet, HashMap},
     path::PathBuf,
@@ -35,10 +43,29 @@ pub struct CudaOptions {
     pub ordinal: usize,
     /// What the tensor cores multiply; nothing where all products are to be in float32.
     pub operand: Option<Operand>,
-    /// Float rows of the caches.
-    pub kv: FloatType,
+    /// What caches of floats are kept in.
+    pub kv: KvType,
     /// Folder of compiled kernels; nothing is kept where there is none.
     pub cache: Option<PathBuf>,
+    /// Folder of kernels that were compiled before, if there is one.
+    pub packaged: Option<PathBuf>,
+    /// How experts are multiplied densely.
+    pub dense: Dense,
+}
+
+/// How experts are multiplied densely: written out as floats, some at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dense {
+    /// Bytes that they may take at a time.
+    pub scratch: ByteCount,
+    /// Whether all are, rather than those that no packed kernel takes.
+    pub all: bool,
+}
+
+impl Default for Dense {
+    fn default() -> Self {
+        Self { scratch: ByteCount(1 << 30), all: false }
+    }
 }
 
 /// An NVIDIA card.
@@ -46,7 +73,8 @@ pub struct CudaOptions {
 pub struct CudaDevice {
     gpu: Arc<Gpu>,
     operand: Option<Operand>,
-    kv: FloatType,
+    kv: KvType,
+    dense: Dense,
 }
 
 impl CudaDevice {
@@ -55,10 +83,12 @@ impl CudaDevice {
     /// # Errors
     /// Says what is missing: the driver, the card, its compute capability, NVRTC.
     pub fn new(options: &CudaOptions) -> Result<Self, CudaError> {
-        let gpu = Gpu::open(options.ordinal, options.cache.clone())?;
-        // Before a model is read: without NVRTC nothing will run.
-        crate::compile::Compiler::load()?;
-        Ok(Self { gpu: Arc::new(gpu), operand: options.operand, kv: options.kv })
+        let gpu = Gpu::open(options.ordinal, options.cache.clone(), options.packaged.clone())?;
+        // Before a model is read: without kernels nothing will run.
+        if gpu.compiles() {
+            crate::compile::Compiler::load()?;
+        }
+        Ok(Self { gpu: Arc::new(gpu), operand: options.operand, kv: options.kv, dense: options.dense })
     }
 
     /// Bytes free on the card.
@@ -74,8 +104,23 @@ impl CudaDevice {
             operand: self.operand.filter(|_| numerics != Numerics::Exact),
             kv: self.kv,
             shared: self.gpu.shared(),
+            dense: usize::try_from(self.dense.scratch.0).unwrap_or(usize::MAX),
+            all_dense: self.dense.all,
         }
     }
+}
+
+/// What a node will take and how it will run.
+fn plan(graph: &Lowered, node: &LNode, limits: &Limits, setting: Setting) -> Result<NodePlan, DeviceError> {
+    let bound = Binder::new(graph, node, setting).bind().map_err(node_error(node))?;
+    Ok(match bound {
+        None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
+        Some(kernel) => NodePlan {
+            kernel: kernel.name(),
+            scratch: kernel.scratch(limits),
+            resident: ByteCount(kernel.resident() as u64),
+        },
+    })
 }
 
 fn node_error(node: &LNode) -> impl FnOnce(String) -> DeviceError {
@@ -90,11 +135,11 @@ impl Device for CudaDevice {
 
     fn describe(&self) -> String {
         let operand = self.operand.map_or_else(|| "f32".into(), |o| o.to_string());
-        format!("{}, {operand} products, {} kv cache", self.gpu.describe(), self.kv.dtype())
+        format!("{}, {operand} products, {} kv cache", self.gpu.describe(), self.kv)
     }
 
-    fn kv_type(&self) -> FloatType {
-        self.kv
+    fn kv_type(&self) -> &'static str {
+        self.kv.name()
     }
 
     fn plan(
@@ -104,20 +149,11 @@ impl Device for CudaDevice {
         limits: &Limits,
         numerics: Numerics,
     ) -> Result<NodePlan, DeviceError> {
-        let bound = Binder::new(graph, node, self.setting(numerics)).bind().map_err(node_error(node))?;
-        Ok(match bound {
-            None => NodePlan { kernel: "view".into(), scratch: 0, resident: ByteCount(0) },
-            Some(kernel) => NodePlan {
-                kernel: kernel.name(),
-                scratch: kernel.scratch(limits),
-                resident: ByteCount(kernel.resident() as u64),
-            },
-        })
+        plan(graph, node, limits, self.setting(numerics))
     }
 
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount> {
-        let bytes = |g| ByteCount(caches::page_bytes(g, page_size, self.kv) as u64);
-        graph.groups.iter().map(bytes).collect()
+        caches::all_page_bytes(graph, page_size, self.kv)
     }
 
     fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
@@ -152,6 +188,7 @@ struct CudaSession {
     /// Number of a node that found an index out of range, counted from 1.
     fault: Buffer,
     caches: Caches,
+    states: States,
     step: Step,
     /// Whether every node launches kernels alone, so that a step can be recorded.
     launches: bool,
@@ -208,6 +245,7 @@ impl CudaSession {
         let scratch = Buffer::new(&gpu, program.scratch, "scratch")?;
         let fault = Buffer::new(&gpu, 4, "faults")?;
         let caches = Caches::new(&gpu, &program, device.kv)?;
+        let states = States::new(&gpu, &program)?;
         let step = Step::new(&gpu, &program, tile_queries(graph))?;
         let results = outputs.iter().map(|_| Pinned::new(&gpu)).collect();
         gpu.wait()?;
@@ -220,6 +258,7 @@ impl CudaSession {
             scratch,
             fault,
             caches,
+            states,
             step,
             launches: program.graph.tokens.is_some() && nodes.iter().all(|n: &Bound| n.kernel.launches()),
             captures: HashMap::new(),
@@ -289,6 +328,7 @@ impl CudaSession {
             step: &self.step,
             scratch: &self.scratch,
             caches: &self.caches,
+            states: &self.states,
             fault: self.fault.start(),
         };
         for bound in &self.nodes {
@@ -378,16 +418,32 @@ impl Session for CudaSession {
     ) -> Result<(), DeviceError> {
         self.caches.write(&self.gpu, slot, table, (keys, values))
     }
+
+    fn read_state(&self, id: StateId, slot: StateSlot) -> Result<Tensor, DeviceError> {
+        self.states.read(&self.gpu, id, slot)
+    }
+
+    fn write_state(&mut self, id: StateId, slot: StateSlot, state: &Tensor) -> Result<(), DeviceError> {
+        self.states.write(&self.gpu, id, slot, state)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doyen_tensor::FloatType;
 
     /// Holds on machines with and without a card.
     #[test]
     fn a_card_that_is_not_there_is_an_error_that_says_what_is_missing() {
-        let options = CudaOptions { ordinal: 4096, operand: None, kv: FloatType::F32, cache: None };
+        let options = CudaOptions {
+            ordinal: 4096,
+            operand: None,
+            kv: KvType::Float(FloatType::F32),
+            cache: None,
+            packaged: None,
+            dense: Dense::default(),
+        };
         match CudaDevice::new(&options).map(|_| ()) {
             Err(e @ CudaError::NoDriver) => assert!(e.to_string().contains("libcuda.so.1"), "{e}"),
             Err(e @ CudaError::NoDevice { .. }) => assert!(e.to_string().contains("no card 4096"), "{e}"),

@@ -19,6 +19,9 @@ pub(crate) struct Step {
     pub(crate) len: Addr,
     pub(crate) past: Addr,
     pub(crate) rows: Addr,
+    /// Slots of the states of fixed size, before (-1: none) and after the step.
+    pub(crate) reads: Addr,
+    pub(crate) writes: Addr,
     /// Per cache group: where each sequence's pages start, and the pages.
     pub(crate) tables: Vec<(Addr, Addr)>,
     /// In the order of `tile_queries`: the tiles, and how many.
@@ -38,6 +41,8 @@ struct Places {
     len: usize,
     past: usize,
     rows: usize,
+    reads: usize,
+    writes: usize,
     tiles: Vec<usize>,
     starts: Vec<usize>,
     /// End of what is copied whole.
@@ -59,12 +64,13 @@ impl Places {
         let token_sequence = take(limits.tokens);
         let (first, len, past) = (take(limits.sequences), take(limits.sequences), take(limits.sequences));
         let rows = take(limits.rows);
+        let (reads, writes) = (take(limits.sequences), take(limits.sequences));
         let tiles = (0..tile_queries).map(|_| take(2 * limits.tokens)).collect();
         let starts = (0..groups).map(|_| take(limits.sequences)).collect();
         let head = take(0);
         let most = limits.sequences * limits.context.div_ceil(limits.page_size);
         let pages = (0..groups).map(|_| take(most)).collect();
-        Self { token_sequence, first, len, past, rows, tiles, starts, head, pages, end }
+        Self { token_sequence, first, len, past, rows, reads, writes, tiles, starts, head, pages, end }
     }
 }
 
@@ -82,6 +88,8 @@ impl Step {
             len: at(places.len)?,
             past: at(places.past)?,
             rows: at(places.rows)?,
+            reads: at(places.reads)?,
+            writes: at(places.writes)?,
             tables: tables.map(|(&s, &p)| Ok((at(s)?, at(p)?))).collect::<Result<_, CudaError>>()?,
             tiles: places.tiles.iter().map(|&t| Ok((at(t)?, 0))).collect::<Result<_, CudaError>>()?,
             memory,
@@ -116,6 +124,8 @@ impl Step {
         put(host, places.len, spans.iter().map(|s| s.len as i32));
         put(host, places.past, spans.iter().map(|s| s.past as i32));
         put(host, places.rows, batch.rows.iter().map(|&r| r.cast_signed()));
+        put(host, places.reads, batch.states.iter().map(|s| s.read.map_or(-1, |r| r.0.cast_signed())));
+        put(host, places.writes, batch.states.iter().map(|s| s.write.0.cast_signed()));
         for ((&queries, &place), (_, count)) in
             self.tile_queries.iter().zip(&places.tiles).zip(&mut self.tiles)
         {
@@ -177,6 +187,8 @@ mod tests {
             (p.len, 5),
             (p.past, 5),
             (p.rows, 3),
+            (p.reads, 5),
+            (p.writes, 5),
             (p.tiles[0], 14),
             (p.starts[0], 5),
             (p.starts[1], 5),

@@ -4,7 +4,7 @@ use doyen_graph::{
     device::{GroupPages, NodePlan, Program},
     lowered::{LOp, Operand},
 };
-use doyen_tensor::{ByteCount, FloatType};
+use doyen_tensor::ByteCount;
 use std::{collections::BTreeMap, fmt};
 
 /// One line of the ledger.
@@ -33,7 +33,7 @@ impl Ledger {
         program: &Program,
         nodes: &[NodePlan],
         page_bytes: &[ByteCount],
-        kv: FloatType,
+        kv: &'static str,
     ) -> Self {
         let limits = &program.limits;
         let caches = || page_bytes.iter().zip(&program.pages);
@@ -136,7 +136,7 @@ impl fmt::Display for Ledger {
 }
 
 /// The names of how the cache groups whose pages pass `which` are stored, each once.
-fn kv_types(program: &Program, kv: FloatType, which: impl Fn(&GroupPages) -> bool) -> Vec<&'static str> {
+fn kv_types(program: &Program, kv: &'static str, which: impl Fn(&GroupPages) -> bool) -> Vec<&'static str> {
     let groups = program.graph.groups.iter().zip(&program.pages).filter(|(_, p)| which(p));
     let mut names: Vec<_> = groups.map(|(g, _)| g.format.name(kv)).collect();
     names.sort_unstable();

@@ -1,9 +1,13 @@
 //! `doyen doctor`: what this machine has, what is chosen for it, and what limits it.
 
+#[cfg(feature = "cuda")]
+mod card;
+
 use super::Outcome;
 use crate::{
     bench::{fingerprint, spread},
     console,
+    device::DeviceName,
 };
 use anyhow::Result;
 use doyen_cpu::{
@@ -23,14 +27,20 @@ const SAMPLES: usize = 12;
 /// Say what this machine has and what limits it
 ///
 /// CPU features and the instruction set and kernels chosen, the bandwidth of a plain read loop for 1 thread up to all that
-/// may be used, caches, memory, huge pages, the limits of affinity and control groups; and in words what limits models here.
+/// may be used, caches, memory, huge pages, the limits of affinity and control groups; and in words what limits models here. For a
+/// card: driver, compiler and kernels there are and how to get what is missing, free memory, the rates of copies and products.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   doyen doctor
   doyen doctor --json | jq .bandwidth
+  doyen doctor --device cuda
   DOYEN_CPU=avx2 doyen doctor")]
 pub struct Args {
+    /// What to look at: cpu, cuda, or cuda:N for a certain card
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceName,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -48,6 +58,9 @@ struct Report {
 
 impl Args {
     pub(super) fn run(self) -> Result<Outcome> {
+        if let DeviceName::Cuda(ordinal) = self.device {
+            return card(ordinal, self.json);
+        }
         let isa = Isa::chosen()?;
         let machine = Machine::read();
         let load = load();
@@ -59,6 +72,16 @@ impl Args {
         console::print(&text)?;
         Ok(Outcome::Done)
     }
+}
+
+#[cfg(feature = "cuda")]
+fn card(ordinal: usize, json: bool) -> Result<Outcome> {
+    card::run(ordinal, json)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn card(_: usize, _: bool) -> Result<Outcome> {
+    anyhow::bail!("this build has no CUDA: build with --features cuda")
 }
 
 /// The read loop over more than the caches hold, with each number of threads.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     console,
-    device::DeviceArgs,
+    device::{DeviceArgs, DeviceName},
     model::{lowered, open, tokenizer},
     verify::{
         Difference, golden,
@@ -17,7 +17,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use doyen_graph::{
     device::{Device, Numerics},
-    lowered::Lowered,
+    lowered::{LOp, Lowered},
 };
 use doyen_runtime::{Engine, Plan, PlanOptions};
 use doyen_tensor::{DType, TokenId};
@@ -27,7 +27,7 @@ use std::{fmt::Write, num::NonZeroUsize, path::PathBuf, sync::Arc};
 /// Compare a package's fast path with the reference, or with recorded logits
 ///
 /// Against the reference interpreter, which runs the exported graph scalar and exact: layer by layer and at the logits, in
-/// exact and in fast mode. Against a file of recorded prompts: largest difference of the logits, top-1 agreement, and
+/// exact and in fast mode; on a card with experts also densely, without their packed kernels. Against a file of recorded prompts: largest difference of the logits, top-1 agreement, and
 /// whether the greedy tokens are equal. The exit code is 1 when a difference is larger than the tolerance.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -95,20 +95,27 @@ impl Args {
         let progress = console::spinner("reading the package");
         let package = open(self.package.as_deref())?;
         let graph = Arc::new(lowered(&package)?);
-        let opened = self.device.clone().exact_kv().open(self.threads)?;
-        let device = opened.device.as_ref();
+        let mut devices = vec![("", self.device.clone().exact_kv().open(self.threads)?.device)];
+        let experts = graph.nodes.iter().any(|n| matches!(n.op, LOp::Experts(_)));
+        if self.device.device != DeviceName::Cpu && experts {
+            let dense = DeviceArgs { all_dense: true, ..self.device.clone().exact_kv() };
+            devices.push((", dense experts", dense.open(self.threads)?.device));
+        }
         let modes = match self.numerics {
             Some(n) => vec![n.into()],
             None => vec![Numerics::Exact, Numerics::Fast],
         };
         let dtype = activation_type(&graph);
         let limit = |mode| self.tolerance.unwrap_or_else(|| tolerance(mode, dtype));
+        let runs = || {
+            let of = |(how, device)| modes.iter().map(move |&m| (m, how, device));
+            devices.iter().map(|(how, d)| (*how, d.as_ref())).flat_map(of)
+        };
         let checks = if let Some(path) = &self.golden {
             progress.set_message("running the recorded prompts");
             let goldens = golden::read(path)?;
-            modes
-                .iter()
-                .map(|&m| against_golden(&goldens, &graph, device, m, limit(m)))
+            runs()
+                .map(|(m, how, device)| against_golden(&goldens, &graph, device, (m, how), limit(m)))
                 .collect::<Result<Vec<_>>>()?
         } else {
             let Against::Reference = self.against;
@@ -118,18 +125,17 @@ impl Args {
             prompt.truncate(self.tokens.get());
             let recorded = reference::record(&package, &prompt)?;
             progress.set_message("running the device");
-            modes
-                .iter()
-                .map(|&m| {
+            runs()
+                .map(|(m, how, device)| {
                     let flipped = if self.tolerance.is_some() { 1.0 } else { FLIPPED };
-                    against_reference(&recorded, &graph, device, m, (limit(m), flipped))
+                    against_reference(&recorded, &graph, device, (m, how), (limit(m), flipped))
                 })
                 .collect::<Result<Vec<_>>>()?
         };
         progress.finish_and_clear();
         if self.json {
             let all: Vec<_> = checks.iter().map(|c| &c.json).collect();
-            console::print(&format!("{:#}\n", json!({"device": device.describe(), "checks": all})))?;
+            console::print(&format!("{:#}\n", json!({"device": devices[0].1.describe(), "checks": all})))?;
         } else {
             console::print(&checks.iter().map(|c| c.text.as_str()).collect::<String>())?;
         }
@@ -168,14 +174,14 @@ fn against_reference(
     recorded: &Recorded,
     graph: &Arc<Lowered>,
     device: &dyn Device,
-    mode: Numerics,
+    (mode, how): (Numerics, &str),
     (limit, flipped): (f64, f64),
 ) -> Result<Check> {
     let outcome = reference::compare(recorded, graph, device, mode)?;
     let d = outcome.logits;
     let limit = if outcome.flipped > 0 { limit * flipped } else { limit };
     let ok = d.max_abs <= limit;
-    let mut text = format!("{mode:?} mode against the reference, {} tokens\n", d.rows);
+    let mut text = format!("{mode:?} mode{how} against the reference, {} tokens\n", d.rows);
     for n in outcome.nodes.iter().filter(|n| ["attention", "experts"].contains(&n.kind)) {
         let _ = writeln!(
             text,
@@ -199,7 +205,7 @@ fn against_reference(
         .iter()
         .map(|n| json!({"node": n.node, "kind": n.kind, "max_abs": finite(n.max_abs), "relative": finite(n.relative)}))
         .collect();
-    let json = json!({"against": "reference", "numerics": mode_name(mode), "tolerance": limit, "ok": ok,
+    let json = json!({"against": "reference", "numerics": mode_name(mode), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok,
                       "logits": difference_json(&d), "routes": outcome.routed, "routes_flipped": outcome.flipped, "nodes": nodes});
     Ok(Check { ok, text, json })
 }
@@ -208,7 +214,7 @@ fn against_golden(
     goldens: &[golden::Golden],
     graph: &Arc<Lowered>,
     device: &dyn Device,
-    mode: Numerics,
+    (mode, how): (Numerics, &str),
     limit: f64,
 ) -> Result<Check> {
     let longest =
@@ -216,7 +222,7 @@ fn against_golden(
     let options = PlanOptions { context: longest + 1, numerics: mode, ..PlanOptions::default() };
     let mut engine = Engine::new(&Plan::new(Arc::clone(graph), device, &options)?, device)?;
     let (mut ok, mut text, mut prompts) =
-        (true, format!("{mode:?} mode against recorded prompts\n"), Vec::new());
+        (true, format!("{mode:?} mode{how} against recorded prompts\n"), Vec::new());
     for (k, g) in goldens.iter().enumerate() {
         let o = golden::compare(&mut engine, g)?;
         let fits = o.logits.is_none_or(|d| d.max_abs <= limit);
@@ -243,7 +249,7 @@ fn against_golden(
             "greedy_difference": o.greedy.map(|g| json!({"at": g.at, "want": g.want.0, "got": g.got.0, "margin": g.margin})),
         }));
     }
-    let json = json!({"against": "golden", "numerics": mode_name(mode), "tolerance": limit, "ok": ok, "prompts": prompts});
+    let json = json!({"against": "golden", "numerics": mode_name(mode), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok, "prompts": prompts});
     Ok(Check { ok, text, json })
 }
 

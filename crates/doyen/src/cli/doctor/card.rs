@@ -1,0 +1,180 @@
+//! `doyen doctor --device cuda`: what computing on a card takes, what there is of it, how to get the rest, and how fast the card
+//! is.
+
+use super::Outcome;
+use crate::{
+    console,
+    device::{cubins, packaged},
+};
+use anyhow::{Result, bail};
+use doyen_cuda::{
+    CudaError,
+    survey::{self, Card, Driver, Peak},
+};
+use serde_json::{Value, json};
+use std::{fmt::Write, path::PathBuf};
+
+/// What was found.
+struct Report {
+    ordinal: usize,
+    driver: Result<Driver, CudaError>,
+    nvrtc: Result<((i32, i32), Option<PathBuf>), CudaError>,
+    /// Kernels compiled before: their folder, how many there are for the card, how many are missing.
+    packaged: Option<(PathBuf, usize, usize)>,
+    peak: Option<Result<Peak, String>>,
+}
+
+/// Reports on a card.
+///
+/// # Errors
+/// When it cannot be used, with everything that is missing.
+pub(super) fn run(ordinal: usize, json: bool) -> Result<Outcome> {
+    let bar = console::spinner("looking for cards");
+    let report = Report::read(ordinal);
+    bar.finish_and_clear();
+    let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
+    console::print(&text)?;
+    let missing = report.missing();
+    if !missing.is_empty() {
+        bail!("cannot compute on cuda:{ordinal}: {}", missing.join("; "));
+    }
+    Ok(Outcome::Done)
+}
+
+impl Report {
+    fn read(ordinal: usize) -> Self {
+        let driver = survey::driver();
+        let card = driver.as_ref().ok().and_then(|d| d.cards.get(ordinal));
+        let packaged = card.and_then(|card| {
+            let folder = packaged()?;
+            let (there, missing) = survey::packaged(folder.clone(), card.arch);
+            Some((folder, there, missing))
+        });
+        let mut report = Self { ordinal, nvrtc: survey::nvrtc(), packaged, driver, peak: None };
+        if report.missing().is_empty() {
+            let folder = report.packaged.as_ref().map(|(folder, ..)| folder.clone());
+            report.peak = Some(survey::measure(ordinal, cubins(), folder).map_err(|e| e.to_string()));
+        }
+        report
+    }
+
+    fn card(&self) -> Option<&Card> {
+        self.driver.as_ref().ok()?.cards.get(self.ordinal)
+    }
+
+    /// Whether every kernel was compiled before.
+    fn complete(&self) -> bool {
+        matches!(self.packaged, Some((.., 0)))
+    }
+
+    /// What keeps the card from being used, with what would help.
+    fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        match (&self.driver, self.card()) {
+            (Err(e), _) => missing.push(e.to_string()),
+            (Ok(d), None) => {
+                missing.push(CudaError::NoDevice { ordinal: self.ordinal, found: d.cards.len() }.to_string());
+            }
+            (_, Some(card)) if card.arch.major < 8 => missing.push(
+                CudaError::Capability {
+                    name: card.name.clone(),
+                    major: card.arch.major,
+                    minor: card.arch.minor,
+                }
+                .to_string(),
+            ),
+            _ => {}
+        }
+        if let (Err(e), false) = (&self.nvrtc, self.complete()) {
+            missing.push(e.to_string());
+        }
+        if let Some(Err(e)) = &self.peak {
+            missing.push(e.clone());
+        }
+        missing
+    }
+
+    fn kernels(&self) -> String {
+        match &self.packaged {
+            Some((folder, there, 0)) => format!("{there} compiled before, in {}", folder.display()),
+            Some((folder, there, missing)) => {
+                format!("{there} compiled before, {missing} left to NVRTC, in {}", folder.display())
+            }
+            None => {
+                let kept =
+                    cubins().map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
+                format!("compiled by NVRTC when they are first needed, {kept}")
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let mut line = |name: &str, text: &str| {
+            let _ = writeln!(out, "{name:<16}{text}");
+        };
+        match &self.driver {
+            Err(e) => line("driver", &e.to_string()),
+            Ok(d) => {
+                line("driver", &format!("CUDA {}.{}", d.version.0, d.version.1));
+                for (i, c) in d.cards.iter().enumerate() {
+                    let (name, arch, memory, count) = (&c.name, c.arch, c.memory, c.multiprocessors);
+                    line(&format!("cuda:{i}"), &format!("{name}, {arch}, {memory}, {count} multiprocessors"));
+                }
+            }
+        }
+        match &self.nvrtc {
+            Err(e) => line("NVRTC", &e.to_string()),
+            Ok(((major, minor), path)) => {
+                let path = path.as_ref().map_or_else(String::new, |p| format!(", {}", p.display()));
+                line("NVRTC", &format!("{major}.{minor}{path}"));
+            }
+        }
+        line("kernels", &self.kernels());
+        line("cuBLASLt", "not needed: all products have kernels of their own");
+        if let Some(Ok(p)) = &self.peak {
+            line("memory free", &p.free.to_string());
+            line("copy", &format!("{:.0} GB/s, bytes read and written", p.copy / 1e9));
+            line("bf16 products", &format!("{:.0} TFLOP/s through mma", p.products / 1e12));
+        }
+        let missing = self.missing();
+        if missing.is_empty() {
+            line("usable", &format!("yes: --device cuda:{}", self.ordinal));
+        } else {
+            line("usable", "no");
+        }
+        out
+    }
+
+    fn json(&self) -> Value {
+        let driver = match &self.driver {
+            Err(e) => json!({"error": e.to_string()}),
+            Ok(d) => {
+                let card = |c: &Card| {
+                    json!({
+                        "name": c.name, "arch": c.arch.to_string(), "memory_bytes": c.memory.0,
+                        "multiprocessors": c.multiprocessors,
+                    })
+                };
+                let cards: Vec<_> = d.cards.iter().map(card).collect();
+                json!({"cuda": format!("{}.{}", d.version.0, d.version.1), "cards": cards})
+            }
+        };
+        let nvrtc = match &self.nvrtc {
+            Err(e) => json!({"error": e.to_string()}),
+            Ok(((major, minor), path)) => json!({"version": format!("{major}.{minor}"), "path": path}),
+        };
+        let packaged = self
+            .packaged
+            .as_ref()
+            .map(|(folder, there, missing)| json!({"folder": folder, "there": there, "missing": missing}));
+        let peak = self.peak.as_ref().and_then(|p| p.as_ref().ok()).map(
+            |p| json!({"free_bytes": p.free.0, "copy_gb_s": p.copy / 1e9, "mma_tflop_s": p.products / 1e12}),
+        );
+        json!({
+            "device": format!("cuda:{}", self.ordinal), "driver": driver, "nvrtc": nvrtc,
+            "packaged_kernels": packaged, "measured": peak, "missing": self.missing(),
+        })
+    }
+}
