@@ -240,7 +240,7 @@ impl Work for Product<'_> {
 pub(super) fn numerics(mode: Mode) -> String {
     match mode {
         Mode::Exact => "exact",
-        Mode::Fast => "fast",
+        Mode::Fast | Mode::Wide => "fast",
         Mode::Fine => "fine",
     }
     .to_owned()

@@ -5,9 +5,14 @@
 //! prepared row (query, key and value projections; every expert of a bank). The layout, and every value in it, is the
 //! same on every instruction set; the scalar functions here define the values, `avx2` writes the same ones faster.
 //!
+//! # Float activations
+//! As they are; for quantized weights once more, from the next [`ROW_ALIGN`] on, by octets, for kernels whose lanes are groups of columns:
+//! of eight units of 16 or 32 columns all first columns, then all second ones, ...; zero-padded to whole octets. (With octets alone,
+//! products of many tokens, whose lanes are weight rows, took 5 to 10 percent longer.)
+//!
 //! # Int8 activations
-//! Columns are quantized in groups of at most 32 that begin anew at each weight block, so that a group has one weight
-//! scale. A group's scale is `max|x| / 127` and its codes are `round_half_even(x * (127 / max|x|))`. A group whose
+//! Columns are quantized in groups of at most 32 ([`GROUP`]) that begin anew at each weight block, so that a group has one weight
+//! scale; of at most 128 ([`WIDE_GROUP`]) where a kernel asks for that and blocks are as long. A group's scale is `max|x| / 127` and its codes are `round_half_even(x * (127 / max|x|))`. A group whose
 //! largest magnitude is below [`FLUSH`] becomes zero; a group that holds an infinity or a NaN gets the scale NaN, so
 //! that the damage shows in the output instead of turning into plausible numbers.
 //!
@@ -27,11 +32,17 @@ use doyen_tensor::format::Bits;
 /// Most columns that share an activation scale.
 pub const GROUP: usize = 32;
 
+/// As [`GROUP`], in wide groups.
+pub const WIDE_GROUP: usize = 128;
+
 /// Groups of smaller magnitudes are zero: `127 / max|x|` would overflow.
 pub const FLUSH: f32 = 1e-36;
 
 /// Where each row of prepared activations begins: a cache line.
 pub const ROW_ALIGN: usize = 64;
+
+/// Units of an octet.
+pub(crate) const OCTET: usize = 8;
 
 /// Packed bytes of weights that a span of activations meets.
 pub(crate) const SPAN_BYTES: usize = 32;
@@ -50,8 +61,10 @@ pub struct Layout {
 enum Kind {
     /// f32 in column order.
     Plain,
-    /// Int8 for weights of `bits` in blocks of `block`, in one or two rows (module documentation).
-    Int8 { bits: Bits, block: usize, terms: usize, isa: Isa },
+    /// f32 in column order, then by octets of units of so many columns (module documentation).
+    Octets(usize),
+    /// Int8 for weights of `bits` in blocks of `block`, in groups of at most `group`, in one or two rows (module documentation).
+    Int8 { bits: Bits, block: usize, group: usize, terms: usize, isa: Isa },
 }
 
 /// Where the parts of a row of int8 activations begin, in bytes.
@@ -68,8 +81,8 @@ pub(crate) struct Int8Row {
 }
 
 impl Int8Row {
-    pub(crate) const fn new(cols: usize, block: usize) -> Self {
-        let (scales, groups) = (cols.next_multiple_of(PAD), groups(cols, block));
+    pub(crate) const fn new(cols: usize, block: usize, group: usize) -> Self {
+        let (scales, groups) = (cols.next_multiple_of(PAD), groups(cols, block, group));
         let array = 4 * groups.next_multiple_of(8);
         Self { groups, scales, sums: scales + array, centres: scales + 2 * array }
     }
@@ -85,15 +98,38 @@ impl Layout {
         Self { cols, kind: Kind::Plain }
     }
 
+    /// f32 in column order, then by octets of units of `unit` columns.
+    pub(crate) const fn octets(cols: usize, unit: usize) -> Self {
+        Self { cols, kind: Kind::Octets(unit) }
+    }
+
+    /// Bytes of a row before its octets.
+    pub(crate) const fn octets_at(self) -> usize {
+        (4 * self.cols).next_multiple_of(ROW_ALIGN)
+    }
+
     /// Int8 in `terms` rows a token, one or two, for weights of `bits` in blocks of `block` columns.
     pub(crate) const fn int8(cols: usize, bits: Bits, block: usize, terms: usize, isa: Isa) -> Self {
-        Self { cols, kind: Kind::Int8 { bits, block, terms, isa } }
+        Self { cols, kind: Kind::Int8 { bits, block, group: GROUP, terms, isa } }
+    }
+
+    /// As [`Layout::int8`] with one row a token, in wide groups if blocks are long enough.
+    pub(crate) const fn wide_int8(cols: usize, bits: Bits, block: usize, isa: Isa) -> Self {
+        Self { cols, kind: Kind::Int8 { bits, block, group: wide_group(cols, block), terms: 1, isa } }
+    }
+
+    /// Most columns of a group.
+    pub(crate) const fn group(self) -> usize {
+        match self.kind {
+            Kind::Plain | Kind::Octets(_) => GROUP,
+            Kind::Int8 { group, .. } => group,
+        }
     }
 
     /// Rows that a token has.
     pub(crate) const fn terms(self) -> usize {
         match self.kind {
-            Kind::Plain => 1,
+            Kind::Plain | Kind::Octets(_) => 1,
             Kind::Int8 { terms, .. } => terms,
         }
     }
@@ -112,7 +148,8 @@ impl Layout {
     pub(crate) const fn row_bytes(self) -> usize {
         let bytes = match self.kind {
             Kind::Plain => 4 * self.cols,
-            Kind::Int8 { block, .. } => Int8Row::new(self.cols, block).bytes(),
+            Kind::Octets(unit) => self.octets_at() + 4 * self.cols.next_multiple_of(OCTET * unit),
+            Kind::Int8 { block, group, .. } => Int8Row::new(self.cols, block, group).bytes(),
         };
         bytes.next_multiple_of(ROW_ALIGN)
     }
@@ -132,19 +169,27 @@ impl Layout {
         let (out, rest) = out.split_at_mut(self.row_bytes());
         match self.kind {
             Kind::Plain => put(out, x),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Int8 { bits, block, terms, isa } if isa.avx2().is_some() && aligned(block, x.len()) => {
-                // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
-                unsafe { avx2::int8_row(x, bits, block, out, (terms > 1).then_some(rest)) }
+            Kind::Octets(unit) => {
+                put(out, x);
+                put_octets(unit, &mut out[self.octets_at()..], x);
             }
-            Kind::Int8 { bits, block, terms, .. } => {
-                int8_row(x, bits, block, out, (terms > 1).then_some(rest));
+            #[cfg(target_arch = "x86_64")]
+            Kind::Int8 { bits, block, group, terms, isa }
+                if isa.avx2().is_some() && aligned(block, x.len()) =>
+            {
+                let at = Int8Row::new(x.len(), block, group);
+                let group = if block == 16 && x.len() > 16 { 16 } else { group };
+                // SAFETY: the token proves that AVX2, FMA and F16C are there; the lengths were checked above.
+                unsafe { avx2::int8_row(x, bits, group, &at, out, (terms > 1).then_some(rest)) }
+            }
+            Kind::Int8 { bits, block, group, terms, .. } => {
+                int8_row(x, bits, (block, group), out, (terms > 1).then_some(rest));
             }
         }
     }
 }
 
-/// Whether groups are 16 or 32 columns each, at multiples of that (the last one may be shorter).
+/// Whether groups are 16, 32 or 128 columns each, at multiples of that (the last one may be shorter).
 pub(crate) const fn aligned(block: usize, cols: usize) -> bool {
     block >= cols || (block >= 16 && block.is_power_of_two())
 }
@@ -217,12 +262,17 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Groups of a row: each block is cut into runs of at most [`GROUP`] columns.
-pub(crate) const fn groups(cols: usize, block: usize) -> usize {
-    (cols / block) * block.div_ceil(GROUP) + (cols % block).div_ceil(GROUP)
+/// Most columns of a wide group in rows of `cols` columns in blocks of `block`.
+pub(crate) const fn wide_group(cols: usize, block: usize) -> usize {
+    if cols >= WIDE_GROUP && block >= WIDE_GROUP && aligned(block, cols) { WIDE_GROUP } else { GROUP }
 }
 
-/// Quantizes one group of at most [`GROUP`] columns and returns its scale (module documentation).
+/// Groups of a row: each block is cut into runs of at most `group` columns.
+pub(crate) const fn groups(cols: usize, block: usize, group: usize) -> usize {
+    (cols / block) * block.div_ceil(group) + (cols % block).div_ceil(group)
+}
+
+/// Quantizes one group of at most [`WIDE_GROUP`] columns and returns its scale (module documentation).
 pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     let mut amax = 0f32;
     let mut finite = true;
@@ -241,18 +291,24 @@ pub(crate) fn int8_group(x: &[f32], codes: &mut [i8]) -> f32 {
     amax / 127.0
 }
 
-fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut rest: Option<&mut [u8]>) {
-    let at = Int8Row::new(x.len(), block);
+fn int8_row(
+    x: &[f32],
+    bits: Bits,
+    (block, len): (usize, usize),
+    out: &mut [u8],
+    mut rest: Option<&mut [u8]>,
+) {
+    let at = Int8Row::new(x.len(), block, len);
     for row in std::iter::once(&mut *out).chain(rest.as_deref_mut()) {
         row[..at.bytes()].fill(0);
     }
     let mut g = 0;
     for (b, xs) in x.chunks(block).enumerate() {
-        for (i, group) in xs.chunks(GROUP).enumerate() {
-            let place = Group { at: &at, bits, number: g, start: b * block + i * GROUP };
+        for (i, group) in xs.chunks(len).enumerate() {
+            let place = Group { at: &at, bits, number: g, start: b * block + i * len };
             let (scale, codes) = place.quantize(group, out);
             if let Some(rest) = &mut rest {
-                let mut left = [0f32; GROUP];
+                let mut left = [0f32; WIDE_GROUP];
                 for ((l, &v), &q) in left.iter_mut().zip(group).zip(&codes) {
                     *l = leaves(v, scale, q);
                 }
@@ -274,8 +330,8 @@ struct Group<'a> {
 
 impl Group<'_> {
     /// Quantizes the group's columns into its places of a row; gives scale and codes.
-    fn quantize(&self, x: &[f32], row: &mut [u8]) -> (f32, [i8; GROUP]) {
-        let mut all = [0i8; GROUP];
+    fn quantize(&self, x: &[f32], row: &mut [u8]) -> (f32, [i8; WIDE_GROUP]) {
+        let mut all = [0i8; WIDE_GROUP];
         let codes = &mut all[..x.len()];
         let scale = int8_group(x, codes);
         for (c, &q) in (self.start..).zip(codes.iter()) {
@@ -309,9 +365,20 @@ fn put_group(out: &mut [u8], at: &Int8Row, g: usize, bits: Bits, scale: f32, sum
     }
 }
 
-/// Sum of a group's codes: at most `32 * 127`, so exact.
+/// Sum of a group's codes: at most `128 * 127`, so exact.
 pub(crate) fn code_sum(codes: &[i8]) -> i32 {
     codes.iter().map(|&q| i32::from(q)).sum()
+}
+
+fn put_octets(unit: usize, out: &mut [u8], x: &[f32]) {
+    let (columns, _) = out.as_chunks_mut::<{ 4 * OCTET }>();
+    for (columns, xs) in columns.chunks_mut(unit).zip(x.chunks(OCTET * unit)) {
+        for (j, column) in columns.iter_mut().enumerate() {
+            for (place, i) in column.as_chunks_mut::<4>().0.iter_mut().zip(0..) {
+                *place = xs.get(i * unit + j).map_or([0; 4], |v| v.to_le_bytes());
+            }
+        }
+    }
 }
 
 fn put(out: &mut [u8], x: &[f32]) {
@@ -329,12 +396,28 @@ mod tests {
         f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap())
     }
 
+    /// A layout of two rows, in wide groups or not.
+    fn layout(cols: usize, bits: Bits, block: usize, wide: bool, isa: Isa) -> Layout {
+        let group = if wide { wide_group(cols, block) } else { GROUP };
+        Layout { cols, kind: Kind::Int8 { bits, block, group, terms: 2, isa } }
+    }
+
     #[test]
     fn groups_begin_anew_at_each_block() {
-        assert_eq!(groups(128, 128), 4);
-        assert_eq!(groups(80, 16), 5);
-        assert_eq!(groups(100, 48), 2 + 2 + 1);
-        assert_eq!(groups(33, 1000), 2);
+        assert_eq!(groups(128, 128, 32), 4);
+        assert_eq!(groups(80, 16, 32), 5);
+        assert_eq!(groups(100, 48, 32), 2 + 2 + 1);
+        assert_eq!(groups(33, 1000, 32), 2);
+        assert_eq!(groups(576, 256, 128), 2 + 2 + 1);
+    }
+
+    #[test]
+    fn wide_groups_need_long_blocks_at_their_multiples() {
+        for (cols, block, group) in
+            [(127, 128, 32), (768, 64, 32), (768, 128, 128), (576, 1000, 128), (300, 200, 32)]
+        {
+            assert_eq!(wide_group(cols, block), group, "{cols} columns in blocks of {block}");
+        }
     }
 
     #[test]
@@ -349,11 +432,30 @@ mod tests {
         assert_eq!(codes, [-127, 0, 2]);
     }
 
+    #[test]
+    fn octets_hold_every_column_and_zeros() {
+        for (cols, unit) in [(1, 32), (256, 32), (300, 32), (16, 16), (130, 16)] {
+            let x: Vec<f32> = (1..=cols).map(|v| v as f32).collect();
+            let layout = Layout::octets(cols, unit);
+            let mut row = vec![0xAA; layout.token_bytes()];
+            layout.prepare(&x, &mut row);
+            let octets = row.split_off(layout.octets_at());
+            let mut found: Vec<f32> = (0..octets.len() / 4).map(|i| f32_at(&octets, i)).collect();
+            for (c, v) in x.iter().enumerate() {
+                assert_eq!(f32_at(&row, c), *v, "column {c} of {cols}");
+                let (octet, i) = (c / (OCTET * unit), c % (OCTET * unit));
+                let place = octet * OCTET * unit + i % unit * OCTET + i / unit;
+                assert_eq!(std::mem::take(&mut found[place]), *v, "column {c} of {cols}");
+            }
+            assert!(found.iter().all(|&v| v == 0.0), "{cols} columns in units of {unit}");
+        }
+    }
+
     proptest! {
         /// Rounding error at most half a step (and the rounding of the scale itself).
         #[test]
-        fn error_is_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 1..33)) {
-            let mut codes = [0i8; GROUP];
+        fn error_is_half_a_step(x in proptest::collection::vec(-1e3f32..1e3, 1..129)) {
+            let mut codes = [0i8; WIDE_GROUP];
             let s = int8_group(&x, &mut codes[..x.len()]);
             for (v, q) in x.iter().zip(codes) {
                 prop_assert!((v - s * f32::from(q)).abs() <= s * 0.5001);
@@ -364,16 +466,16 @@ mod tests {
         #[test]
         fn vector_rows_are_the_scalar_ones(
             x in proptest::collection::vec(-4f32..4.0, 1..400),
-            w in 0usize..3, log_block in 4usize..10, row_wise in any::<bool>(),
+            w in 0usize..3, log_block in 4usize..10, row_wise in any::<bool>(), wide in any::<bool>(),
         ) {
             let (bits, cols) = (Bits::ALL[w], x.len());
             let block = if row_wise { cols } else { 1 << log_block };
             let rows: Vec<Vec<u8>> = Isa::all().map(|isa| {
-                let layout = Layout::int8(cols, bits, block, 2, isa);
+                let layout = layout(cols, bits, block, wide, isa);
                 let mut rows = vec![0xAA; layout.token_bytes()];
                 layout.prepare(&x, &mut rows);
                 // Without what pads a row to whole cache lines.
-                let used = Int8Row::new(cols, block).bytes();
+                let used = Int8Row::new(cols, block, layout.group()).bytes();
                 rows.chunks(layout.row_bytes()).flat_map(|row| row[..used].to_vec()).collect()
             }).collect();
             for row in &rows[1..] {
@@ -384,20 +486,22 @@ mod tests {
         /// Codes, scales and sums of a row are those of its groups.
         #[test]
         fn rows_hold_their_groups(
-            x in proptest::collection::vec(-4f32..4.0, 1..200), w in 0usize..3, block in 1usize..100,
+            x in proptest::collection::vec(-4f32..4.0, 1..500), w in 0usize..3, block in 1usize..400,
+            wide in any::<bool>(),
         ) {
             let (bits, cols) = (Bits::ALL[w], x.len());
-            let layout = Layout::int8(cols, bits, block, 2, Isa::Scalar);
+            let layout = layout(cols, bits, block, wide, Isa::Scalar);
             let mut row = vec![0xAA; layout.token_bytes()];
             layout.prepare(&x, &mut row);
             let second = row.split_off(layout.row_bytes());
-            let at = Int8Row::new(cols, block);
+            let len = layout.group();
+            let at = Int8Row::new(cols, block, len);
             let runs = (0..cols).step_by(block).flat_map(|b| {
                 let end = (b + block).min(cols);
-                (b..end).step_by(GROUP).map(move |g| g..(g + GROUP).min(end))
+                (b..end).step_by(len).map(move |g| g..(g + len).min(end))
             });
             for (g, run) in runs.enumerate() {
-                let mut codes = [0i8; GROUP];
+                let mut codes = [0i8; WIDE_GROUP];
                 let codes = &mut codes[..run.len()];
                 let scale = int8_group(&x[run.clone()], codes);
                 prop_assert_eq!(f32_at(&row[at.scales..], g), scale);

@@ -95,7 +95,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Binds a bank.
+    /// Binds a bank. [`Mode::Fast`] becomes [`Mode::Wide`].
     ///
     /// # Errors
     /// When a format is not over the columns that the shape demands, FC3 is there without a separate gate or the other
@@ -109,6 +109,7 @@ impl Experts {
         isa: Isa,
     ) -> Result<Self, TensorError> {
         let Shape { experts, hidden, inter } = shape;
+        let mode = if mode == Mode::Fast { Mode::Wide } else { mode };
         let cols = |name: &str, expected: usize, format: Format| {
             if format.cols() == expected {
                 Ok(Linear::new(format, mode, isa))

@@ -4,7 +4,7 @@
 //! They follow the canonical order of [`super`] to the letter, so that vector kernels have to give the same bits.
 
 use super::{Columns, FloatMatrix, LANES};
-use crate::kernel::quantize::{GROUP, Int8Row, Prepared, place};
+use crate::kernel::quantize::{GROUP, Int8Row, Prepared, WIDE_GROUP, place};
 use doyen_tensor::{
     FloatView,
     format::{Bits, QuantMatrix},
@@ -22,13 +22,13 @@ fn bias_of(bias: Option<FloatView<'_>>, n: usize) -> f32 {
     bias.map_or(0.0, |b| b.get(n))
 }
 
-/// Columns of a row in runs of at most [`GROUP`] that begin anew at each block, with the block's number.
-fn runs(cols: usize, block: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+/// Columns of a row in runs of at most `len` that begin anew at each block, with the block's number.
+fn runs(cols: usize, block: usize, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     (0..cols.div_ceil(block))
-        .flat_map(move |b| super::tiles(b * block..((b + 1) * block).min(cols), GROUP).map(move |r| (b, r)))
+        .flat_map(move |b| super::tiles(b * block..((b + 1) * block).min(cols), len).map(move |r| (b, r)))
 }
 
-fn unpack(bits: Bits, row: &[u8], run: Range<usize>, out: &mut [u8; GROUP]) {
+fn unpack(bits: Bits, row: &[u8], run: Range<usize>, out: &mut [u8]) {
     for (o, c) in out.iter_mut().zip(run) {
         *o = bits.code(row, c);
     }
@@ -47,7 +47,7 @@ pub(super) fn exact(
         for ts in super::tiles(0..acts.tokens(), TOKENS) {
             let mut acc = [[0f32; LANES]; TOKENS];
             let mut codes = [0u8; GROUP];
-            for (g, (b, run)) in runs(w.cols, block).enumerate() {
+            for (g, (b, run)) in runs(w.cols, block, GROUP).enumerate() {
                 let (scale, zero) = (w.scale(n, b), w.zero_point(n, b));
                 unpack(w.bits, row, run.clone(), &mut codes);
                 for (a, t) in acc.iter_mut().zip(ts.clone()) {
@@ -81,15 +81,16 @@ pub(super) fn fast(
     out: &mut Columns<'_>,
 ) {
     let block = w.block.min(w.cols);
-    let at = Int8Row::new(w.cols, block);
+    let len = acts.layout().group();
+    let at = Int8Row::new(w.cols, block, len);
     let centre = w.bits.default_zero_point();
     let terms = acts.layout().terms();
     for n in out.range() {
         let row = w.row(n);
         for ts in super::tiles(0..acts.rows(), TOKENS) {
             let mut acc = [[0f32; LANES]; TOKENS];
-            let mut codes = [0u8; GROUP];
-            for (g, (b, run)) in runs(w.cols, block).enumerate() {
+            let mut codes = [0u8; WIDE_GROUP];
+            for (g, (b, run)) in runs(w.cols, block, len).enumerate() {
                 let (scale, zero) = (w.scale(n, b), w.zero_point(n, b) - f32::from(centre));
                 unpack(w.bits, row, run.clone(), &mut codes);
                 for (acc, t) in acc.iter_mut().zip(ts.clone()) {

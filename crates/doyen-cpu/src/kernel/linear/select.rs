@@ -9,7 +9,7 @@ use super::int;
 use super::{Columns, FloatMatrix, Format, Mode, Orientation, Weights, mini, scalar};
 use crate::{
     detect::Isa,
-    kernel::quantize::{Layout, Prepared, aligned},
+    kernel::quantize::{GROUP, Layout, Prepared, aligned},
 };
 use doyen_tensor::{
     FloatType, FloatView,
@@ -78,7 +78,7 @@ impl Kernel {
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.function {
-            Function::Int(_, Mode::Fast) => write!(f, "{}-fast", self.name),
+            Function::Int(_, Mode::Fast | Mode::Wide) => write!(f, "{}-fast", self.name),
             Function::Int(_, Mode::Fine) => write!(f, "{}-fine", self.name),
             Function::Int(_, Mode::Exact) => write!(f, "{}-exact", self.name),
             Function::Mini(_) | Function::Float(_) => f.write_str(self.name),
@@ -105,7 +105,7 @@ fn quantized(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Ker
     let _ = (bits, block, cols, isa);
     match mode {
         Mode::Exact => Kernel::int("scalar-int", mode, scalar::exact),
-        Mode::Fast | Mode::Fine => Kernel::int("scalar-int", mode, scalar::fast),
+        Mode::Fast | Mode::Wide | Mode::Fine => Kernel::int("scalar-int", mode, scalar::fast),
     }
 }
 
@@ -121,9 +121,13 @@ fn float(ty: FloatType, orientation: Orientation, isa: Isa) -> Kernel {
 /// The activation layout of a format and mode.
 pub(super) const fn layout(format: Format, mode: Mode, isa: Isa) -> Layout {
     match (format, mode) {
+        (Format::Int { block, cols, .. }, Mode::Exact) if aligned(block, cols) => {
+            Layout::octets(cols, if block == 16 && cols > 16 { 16 } else { GROUP })
+        }
         (Format::Float { cols, .. }, _)
         | (Format::Int { cols, .. } | Format::Mini { cols, .. }, Mode::Exact) => Layout::plain(cols),
         (Format::Int { bits, block, cols }, Mode::Fast) => Layout::int8(cols, bits, block, 1, isa),
+        (Format::Int { bits, block, cols }, Mode::Wide) => Layout::wide_int8(cols, bits, block, isa),
         (Format::Int { bits, block, cols }, Mode::Fine) => Layout::int8(cols, bits, block, 2, isa),
         (Format::Mini { element, block, cols }, mode) if mini::takes_int8(element) => {
             let terms = if matches!(mode, Mode::Fine) { 2 } else { 1 };

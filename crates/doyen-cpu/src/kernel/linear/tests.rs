@@ -172,7 +172,7 @@ fn dot_f64(m: &QuantMatrix<'_>, n: usize, x: &[f64]) -> f64 {
 /// Roundings an element meets one after the other, at most: a group's products, its groups, the bias.
 fn chain(case: &Case) -> f64 {
     let block = case.block.min(case.cols);
-    (quantize::GROUP + case.cols.div_ceil(block) + case.cols / 16 + 8) as f64 * f64::from(f32::EPSILON)
+    (quantize::WIDE_GROUP + case.cols.div_ceil(block) + case.cols / 16 + 8) as f64 * f64::from(f32::EPSILON)
 }
 
 fn product(
@@ -190,12 +190,12 @@ fn product(
     y
 }
 
-/// Activations as a fast product sees them: codes times scales, in f64.
-fn rounded(x: &[f32], block: usize) -> (Vec<f64>, Vec<f64>) {
+/// Activations as a product of int8 activations sees them, in groups of at most `len` columns: codes times scales, in f64.
+fn rounded(x: &[f32], block: usize, len: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut value, mut scale) = (Vec::new(), Vec::new());
     for xs in x.chunks(block) {
-        for group in xs.chunks(quantize::GROUP) {
-            let mut codes = [0i8; quantize::GROUP];
+        for group in xs.chunks(len) {
+            let mut codes = [0i8; quantize::WIDE_GROUP];
             let s = quantize::int8_group(group, &mut codes[..group.len()]);
             value.extend(codes[..group.len()].iter().map(|&q| f64::from(q) * f64::from(s)));
             scale.extend(std::iter::repeat_n(f64::from(s), group.len()));
@@ -279,15 +279,16 @@ proptest! {
     /// Fast mode equals, to f32 rounding, the product with activations that are quantized the same way; and differs
     /// from the true one by at most half a step of each group's scale times the group's weights.
     #[test]
-    fn fast_matches_quantized_activations(case in cases()) {
+    fn fast_matches_quantized_activations(case in cases(), wide in any::<bool>()) {
         let stored = Stored::new(&case);
         let m = stored.matrix();
         let x = Rng(case.seed ^ 2).floats(case.cols * 2);
         for isa in Isa::all() {
-            let linear = Linear::new(Weights::Int(m).format(), Mode::Fast, isa);
+            let mode = if wide { Mode::Wide } else { Mode::Fast };
+            let linear = Linear::new(Weights::Int(m).format(), mode, isa);
             let y = product(&linear, &Weights::Int(m), &x, 2, None);
             for (t, xs) in x.chunks(case.cols).enumerate() {
-                let (value, scale) = rounded(xs, case.block.min(case.cols));
+                let (value, scale) = rounded(xs, case.block.min(case.cols), linear.layout().group());
                 for n in 0..case.rows {
                     let found = f64::from(y[t * case.rows + n]);
                     let expected = dot_f64(&m, n, &value);
@@ -316,7 +317,7 @@ proptest! {
         let stored = Stored::new(&case);
         let m = stored.matrix();
         let x = Rng(case.seed ^ 4).floats(case.cols);
-        let (value, scale) = rounded(&x, case.block.min(case.cols));
+        let (value, scale) = rounded(&x, case.block.min(case.cols), quantize::GROUP);
         for isa in Isa::all() {
             let linear = Linear::new(Weights::Int(m).format(), Mode::Fine, isa);
             let y = product(&linear, &Weights::Int(m), &x, 1, None);
@@ -345,7 +346,7 @@ proptest! {
         let x = rng.floats(case.cols * TOKENS[7]);
         let bias = store(FloatType::F16, &rng.floats(case.rows), 0);
         let bias = FloatView::new(FloatType::F16, &bias).unwrap();
-        for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
+        for mode in [Mode::Exact, Mode::Fast, Mode::Wide, Mode::Fine] {
             let bits = Isa::all().map(|isa| {
                 let linear = Linear::new(w.format(), mode, isa);
                 (isa, same_in_any_company(&linear, &w, &x, with_bias.then_some(bias)))
@@ -369,7 +370,7 @@ proptest! {
         let bias = with_bias.then_some(FloatView::new(FloatType::F16, &bias).unwrap());
         let (bits, block, cols) = (case.bits, case.block, case.cols);
         if quantize::aligned(block, cols) {
-            for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
+            for mode in [Mode::Exact, Mode::Fast, Mode::Wide, Mode::Fine] {
                 let scalar = Linear::new(w.format(), mode, Isa::Scalar);
                 let expected = same_in_any_company(&scalar, &w, &x, bias);
                 for kernel in int::stand_ins(bits, block, cols, mode) {
@@ -489,7 +490,7 @@ fn extremes_are_the_same_everywhere() {
                 Some(_) => ZeroPoints::PerBlock { packed: &zeros, row_bytes: bits.packed_len(blocks) },
             },
         });
-        for mode in [Mode::Exact, Mode::Fast, Mode::Fine] {
+        for mode in [Mode::Exact, Mode::Fast, Mode::Wide, Mode::Fine] {
             for tokens in [1, 4, 5, most] {
                 let bits_of = |isa| -> Vec<u32> {
                     let y =
@@ -526,7 +527,7 @@ fn damage_shows() {
     let stored = Stored::new(&case);
     let w = Weights::Int(stored.matrix());
     for isa in Isa::all() {
-        for mode in [Mode::Exact, Mode::Fast] {
+        for mode in [Mode::Exact, Mode::Fast, Mode::Wide] {
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = vec![1.0; 96];
                 x[40] = bad;

@@ -2,45 +2,47 @@
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{FLUSH, GROUP, Int8Row, SPAN_BYTES, leaves, put_group};
+use super::{FLUSH, Int8Row, SPAN_BYTES, WIDE_GROUP, leaves, put_group};
 use doyen_tensor::format::Bits;
 use std::arch::x86_64::*;
 
-/// Codes of up to 32 columns in column order, the scales of their two halves and the sums of the codes of each half.
+/// Columns that are quantized at once: whole spans of every width, and whole groups of every length.
+const CHUNK: usize = WIDE_GROUP;
+/// Columns of a vector of codes, and vectors of a chunk.
+const VECTOR: usize = 32;
+const VECTORS: usize = CHUNK / VECTOR;
+
+/// A chunk's codes in column order, the scales of its halves of vectors and the sums of their codes.
 struct Quantized {
-    codes: __m256i,
-    scales: [f32; 2],
-    sums: [i32; 2],
+    codes: [__m256i; VECTORS],
+    scales: [[f32; 2]; VECTORS],
+    sums: [[i32; 2]; VECTORS],
 }
 
-/// Writes one row. `block` is a power of two of at least 16, or the whole row.
+/// Writes one row, in groups of `group` columns: 16, 32 or a chunk.
 ///
 /// # Panics
 /// When `out` is shorter than a row.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut rest: Option<&mut [u8]>) {
-    let at = Int8Row::new(x.len(), block);
-    let halves = block == 16 && x.len() > 16;
-    let span = SPAN_BYTES * bits.per_byte();
-    for (s, xs) in x.chunks(span).enumerate() {
-        let mut codes = [[_mm256_setzero_si256(); 4]; 2];
-        for (i, xg) in xs.chunks(GROUP).enumerate() {
-            let g = s * span / GROUP + i;
-            let q = quantize32(xg, halves);
-            codes[0][i] = q.codes;
-            put_groups(out, &at, g, bits, &q, (halves, xg.len()));
-            if let Some(rest) = &mut rest {
-                let left = what_is_left(xg, &q);
-                let q = quantize32(&left[..xg.len()], halves);
-                codes[1][i] = q.codes;
-                put_groups(rest, &at, g, bits, &q, (halves, xg.len()));
-            }
-        }
-        store_planes(bits, codes[0], &mut out[s * span..(s + 1) * span]);
+pub(super) fn int8_row(
+    x: &[f32],
+    bits: Bits,
+    group: usize,
+    at: &Int8Row,
+    out: &mut [u8],
+    mut rest: Option<&mut [u8]>,
+) {
+    for (c, xs) in x.chunks(CHUNK).enumerate() {
+        let mut padded = [0f32; CHUNK];
+        padded[..xs.len()].copy_from_slice(xs);
+        let q = quantize(&padded, group);
+        let place = Chunk { at, bits, group, start: c * CHUNK, len: xs.len() };
+        place.write(&q, out);
         if let Some(rest) = &mut rest {
-            store_planes(bits, codes[1], &mut rest[s * span..(s + 1) * span]);
+            place.write(&quantize(&what_is_left(&padded, &q), group), rest);
         }
     }
+    let span = SPAN_BYTES * bits.per_byte();
     for row in std::iter::once(out).chain(rest) {
         row[x.len().next_multiple_of(span)..at.scales].fill(0);
         for array in [at.scales, at.sums, at.centres] {
@@ -49,68 +51,121 @@ pub(super) fn int8_row(x: &[f32], bits: Bits, block: usize, out: &mut [u8], mut 
     }
 }
 
-/// Writes the numbers of 32 columns, the `g`-th, of which `len` are there; as two groups or one.
-fn put_groups(
-    row: &mut [u8],
-    at: &Int8Row,
-    g: usize,
+/// Where a chunk's codes and numbers go.
+struct Chunk<'a> {
+    at: &'a Int8Row,
     bits: Bits,
-    q: &Quantized,
-    (halves, len): (bool, usize),
-) {
-    if halves {
-        put_group(row, at, 2 * g, bits, q.scales[0], q.sums[0]);
-        if len > GROUP / 2 {
-            put_group(row, at, 2 * g + 1, bits, q.scales[1], q.sums[1]);
+    /// Columns of a group: 16, 32 or a chunk.
+    group: usize,
+    /// First column, and how many there are.
+    start: usize,
+    len: usize,
+}
+
+impl Chunk<'_> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn write(&self, q: &Quantized, row: &mut [u8]) {
+        let span = SPAN_BYTES * self.bits.per_byte();
+        for s in (0..self.len).step_by(span) {
+            let mut codes = [_mm256_setzero_si256(); VECTORS];
+            codes[..span / VECTOR].copy_from_slice(&q.codes[s / VECTOR..][..span / VECTOR]);
+            store_planes(self.bits, codes, &mut row[self.start + s..][..span]);
         }
-    } else {
-        put_group(row, at, g, bits, q.scales[0], q.sums[0] + q.sums[1]);
+        let (scales, sums) = (q.scales.as_flattened(), q.sums.as_flattened());
+        for c in (0..self.len).step_by(self.group) {
+            let halves = c / 16..(c + self.group) / 16;
+            let number = (self.start + c) / self.group;
+            put_group(row, self.at, number, self.bits, scales[c / 16], sums[halves].iter().sum());
+        }
     }
 }
 
-/// What the codes of up to 32 columns leave.
+/// What the codes of a chunk leave.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn what_is_left(x: &[f32], q: &Quantized) -> [f32; GROUP] {
-    let mut codes = [0i8; GROUP];
-    // SAFETY: 32 bytes.
-    unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), q.codes) };
-    let mut left = [0f32; GROUP];
-    for (i, (l, &v)) in left.iter_mut().zip(x).enumerate() {
-        *l = leaves(v, q.scales[i / (GROUP / 2)], codes[i]);
+fn what_is_left(x: &[f32; CHUNK], q: &Quantized) -> [f32; CHUNK] {
+    let mut left = [0f32; CHUNK];
+    for (v, (left, x)) in left.chunks_exact_mut(VECTOR).zip(x.chunks_exact(VECTOR)).enumerate() {
+        let mut codes = [0i8; VECTOR];
+        // SAFETY: 32 bytes.
+        unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), q.codes[v]) };
+        for (i, (l, &x)) in left.iter_mut().zip(x).enumerate() {
+            *l = leaves(x, q.scales[v][i / 16], codes[i]);
+        }
     }
     left
 }
 
-/// Quantizes 1 to 32 columns as one group, or as two of 16.
+/// Quantizes a chunk in groups of `group` columns: 16, 32 or all of it.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantize32(x: &[f32], halves: bool) -> Quantized {
-    let mut padded = [0f32; GROUP];
-    let src = if x.len() == GROUP {
-        x.as_ptr()
-    } else {
-        padded[..x.len()].copy_from_slice(x);
-        padded.as_ptr()
-    };
-    let zero = _mm256_setzero_ps();
-    let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFF_FFFF));
-    // SAFETY: `src` points to 32 floats.
-    let v: [__m256; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(src.add(8 * i)) });
-    let a = v.map(|v| _mm256_and_ps(v, magnitude));
-    let mut amax = [hmax(_mm256_max_ps(a[0], a[1])), hmax(_mm256_max_ps(a[2], a[3]))];
-    // 0 * x is 0 for a number and NaN for an infinity or a NaN; `max` alone may lose a NaN.
-    let taint = |i: usize| _mm256_fmadd_ps(v[i], zero, _mm256_mul_ps(v[i + 1], zero));
-    let mut tainted = [any_nan(taint(0)), any_nan(taint(2))];
-    if !halves {
-        amax = [amax[0].max(amax[1]); 2];
-        tainted = [tainted[0] | tainted[1]; 2];
+fn quantize(x: &[f32; CHUNK], group: usize) -> Quantized {
+    let mut extents = [[Extent::default(); 2]; VECTORS];
+    for (e, x) in extents.iter_mut().zip(x.as_chunks().0) {
+        *e = extent(x);
     }
-    let factor = |h: usize| match (tainted[h], amax[h] < FLUSH) {
-        (true, _) => (f32::NAN, 0.0),
-        (_, true) => (0.0, 0.0),
-        _ => (amax[h] / 127.0, 127.0 / amax[h]),
+    if group > 16 {
+        for e in &mut extents {
+            *e = [e[0].max(e[1]); 2];
+        }
+    }
+    if group > VECTOR {
+        let all = extents.iter().fold(Extent::default(), |all, e| all.max(e[0]));
+        extents = [[all; 2]; VECTORS];
+    }
+    let mut q = Quantized {
+        codes: [_mm256_setzero_si256(); VECTORS],
+        scales: [[0.0; 2]; VECTORS],
+        sums: [[0; 2]; VECTORS],
     };
-    let ((s0, i0), (s1, i1)) = (factor(0), factor(1));
-    let (i0, i1) = (_mm256_set1_ps(i0), _mm256_set1_ps(i1));
+    for (v, x) in x.as_chunks().0.iter().enumerate() {
+        let factors = extents[v].map(Extent::factors);
+        q.scales[v] = factors.map(|(scale, _)| scale);
+        (q.codes[v], q.sums[v]) = codes(x, factors.map(|(_, inverse)| inverse));
+    }
+    q
+}
+
+/// Largest magnitude of some columns, and whether one of them is no finite number.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    amax: f32,
+    tainted: bool,
+}
+
+impl Extent {
+    fn max(self, other: Self) -> Self {
+        Self { amax: self.amax.max(other.amax), tainted: self.tainted | other.tainted }
+    }
+
+    /// The scale, and what numbers are multiplied by to become codes.
+    fn factors(self) -> (f32, f32) {
+        match (self.tainted, self.amax < FLUSH) {
+            (true, _) => (f32::NAN, 0.0),
+            (_, true) => (0.0, 0.0),
+            _ => (self.amax / 127.0, 127.0 / self.amax),
+        }
+    }
+}
+
+/// The extents of two halves.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn extent(x: &[f32; VECTOR]) -> [Extent; 2] {
+    let v = load(x);
+    let magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFF_FFFF));
+    let a = v.map(|v| _mm256_and_ps(v, magnitude));
+    // 0 * x is 0 for a number and NaN for an infinity or a NaN; `max` alone may lose a NaN.
+    let zero = _mm256_setzero_ps();
+    let taint = |i: usize| _mm256_fmadd_ps(v[i], zero, _mm256_mul_ps(v[i + 1], zero));
+    [
+        Extent { amax: hmax(_mm256_max_ps(a[0], a[1])), tainted: any_nan(taint(0)) },
+        Extent { amax: hmax(_mm256_max_ps(a[2], a[3])), tainted: any_nan(taint(2)) },
+    ]
+}
+
+/// Codes of 32 columns whose halves are multiplied by `inverse`, and the sum of each half's.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn codes(x: &[f32; VECTOR], inverse: [f32; 2]) -> (__m256i, [i32; 2]) {
+    let v = load(x);
+    let (i0, i1) = (_mm256_set1_ps(inverse[0]), _mm256_set1_ps(inverse[1]));
     let q = [
         _mm256_cvtps_epi32(_mm256_mul_ps(v[0], i0)),
         _mm256_cvtps_epi32(_mm256_mul_ps(v[1], i0)),
@@ -124,7 +179,17 @@ fn quantize32(x: &[f32], halves: bool) -> Quantized {
     let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
     let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     let sums = [hsum_epi32(_mm256_castsi256_si128(quads)), hsum_epi32(_mm256_extracti128_si256::<1>(quads))];
-    Quantized { codes, scales: [s0, s1], sums }
+    (codes, sums)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load(x: &[f32; VECTOR]) -> [__m256; 4] {
+    let mut v = [_mm256_setzero_ps(); 4];
+    for (v, x) in v.iter_mut().zip(x.as_chunks::<8>().0) {
+        // SAFETY: eight floats.
+        *v = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+    }
+    v
 }
 
 /// Writes column-ordered codes of a span plane by plane: all columns that are the first code of their byte, ...

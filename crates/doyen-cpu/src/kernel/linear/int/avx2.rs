@@ -1,12 +1,12 @@
 //! [`Lanes`] of eight and of sixteen rows with AVX2, FMA and F16C, and the kernels made of them.
 //!
-//! Codes below 16 are multiplied as they are: eight `vpmaddubsw` add up to at most `8 * 2 * 15 * 127 = 30480`, so a whole group
-//! stays in 16 bits. 8-bit codes would overflow there, so they are taken as signed (`code - 128`) and multiplied as
+//! Codes below 16 are multiplied as they are: eight `vpmaddubsw` add up to at most `8 * 2 * 15 * 127 = 30480`, so 32 columns
+//! stay in 16 bits. 8-bit codes would overflow there, so they are taken as signed (`code - 128`) and multiplied as
 //! `|w| * (a with w's sign)`: at most `2 * 128 * 127`.
 
 use super::{
     entries::entries,
-    lanes::{ByteLanes, FloatLanes, Lanes, offset},
+    lanes::{ByteLanes, FloatLanes, Lanes, RUN, offset},
     stream::Plain,
 };
 use std::{
@@ -251,36 +251,89 @@ impl ByteLanes for Sixteen<Plain> {
     ) -> [Self::Int; T] {
         // SAFETY: what `Lanes` demands of its callers.
         unsafe {
-            let ones = _mm256_set1_epi16(1);
             let mut sums = [[_mm256_setzero_si256(); 2]; T];
-            for v in 0..V {
-                let w = [Eight::load_int(w.add(64 * v)), Eight::load_int(w.add(64 * v + 32))];
-                for t in 0..T {
-                    let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
-                    for h in 0..2 {
-                        sums[t][h] = if BITS == 8 {
-                            let pairs =
-                                _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(a, w[h]));
-                            _mm256_add_epi32(sums[t][h], _mm256_madd_epi16(pairs, ones))
-                        } else {
-                            let pairs = _mm256_maddubs_epi16(w[h], a);
-                            if v == 0 { pairs } else { _mm256_add_epi16(sums[t][h], pairs) }
-                        };
-                    }
-                }
-                for t in 0..T {
-                    sums[t] = [pin(sums[t][0]), pin(sums[t][1])];
-                }
-            }
             if BITS != 8 {
                 for t in 0..T {
-                    let centre = _mm256_set1_epi32(centre[t].read_unaligned());
-                    for sum in &mut sums[t] {
-                        *sum = _mm256_add_epi32(_mm256_madd_epi16(*sum, ones), centre);
-                    }
+                    sums[t] = [_mm256_set1_epi32(centre[t].read_unaligned()); 2];
+                }
+            }
+            for run in (0..V).step_by(RUN) {
+                let mut acts = acts;
+                for a in &mut acts {
+                    *a = a.add(offset(BITS, run));
+                }
+                let w = w.add(64 * run);
+                if BITS == 8 {
+                    add_bytes::<V, T>(&mut sums, w, acts);
+                } else {
+                    add_codes::<BITS, V, T>(&mut sums, w, acts);
                 }
             }
             sums
+        }
+    }
+}
+
+/// Adds the products of up to [`RUN`] vectors of signed bytes.
+///
+/// # Safety
+/// As [`ByteLanes::dots`].
+#[inline(always)]
+unsafe fn add_bytes<const V: usize, const T: usize>(
+    sums: &mut [[__m256i; 2]; T],
+    w: *const u8,
+    acts: [*const u8; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        for v in 0..RUN.min(V) {
+            let w = [Eight::load_int(w.add(64 * v)), Eight::load_int(w.add(64 * v + 32))];
+            for t in 0..T {
+                let a = _mm256_set1_epi32(acts[t].add(offset(8, v)).cast::<i32>().read_unaligned());
+                for h in 0..2 {
+                    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(a, w[h]));
+                    sums[t][h] = _mm256_add_epi32(sums[t][h], _mm256_madd_epi16(pairs, ones));
+                }
+            }
+            for t in 0..T {
+                sums[t] = [pin(sums[t][0]), pin(sums[t][1])];
+            }
+        }
+    }
+}
+
+/// Adds the products of up to [`RUN`] vectors of codes below 16, whose sums fit 16 bits.
+///
+/// # Safety
+/// As [`ByteLanes::dots`].
+#[inline(always)]
+unsafe fn add_codes<const BITS: usize, const V: usize, const T: usize>(
+    sums: &mut [[__m256i; 2]; T],
+    w: *const u8,
+    acts: [*const u8; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut pairs = [[_mm256_setzero_si256(); 2]; T];
+        for v in 0..RUN.min(V) {
+            let w = [Eight::load_int(w.add(64 * v)), Eight::load_int(w.add(64 * v + 32))];
+            for t in 0..T {
+                let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
+                for h in 0..2 {
+                    let products = _mm256_maddubs_epi16(w[h], a);
+                    pairs[t][h] = if v == 0 { products } else { _mm256_add_epi16(pairs[t][h], products) };
+                }
+            }
+            for t in 0..T {
+                pairs[t] = [pin(pairs[t][0]), pin(pairs[t][1])];
+            }
+        }
+        for t in 0..T {
+            for h in 0..2 {
+                sums[t][h] = _mm256_add_epi32(_mm256_madd_epi16(pairs[t][h], ones), sums[t][h]);
+            }
         }
     }
 }

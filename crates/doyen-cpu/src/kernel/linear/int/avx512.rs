@@ -5,7 +5,7 @@
 use super::{
     avx2::transpose_eight,
     entries::entries,
-    lanes::{ByteLanes, FloatLanes, Lanes, offset},
+    lanes::{ByteLanes, FloatLanes, Lanes, RUN, offset},
     vnni::{Avx512Vl, Vnni},
 };
 use std::arch::x86_64::*;
@@ -148,11 +148,14 @@ impl ByteLanes for Sixteen {
             for t in 0..T {
                 sums[t] = _mm512_set1_epi32(centre[t].read_unaligned());
             }
-            for v in 0..V {
-                let w = _mm512_loadu_si512(w.add(64 * v).cast());
-                for t in 0..T {
-                    let a = _mm512_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
-                    sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);
+            for run in (0..V).step_by(RUN) {
+                for v in 0..RUN.min(V) {
+                    let w = _mm512_loadu_si512(w.add(64 * (run + v)).cast());
+                    let at = offset(BITS, run) + offset(BITS, v);
+                    for t in 0..T {
+                        let a = _mm512_set1_epi32(acts[t].add(at).cast::<i32>().read_unaligned());
+                        sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);
+                    }
                 }
             }
             sums

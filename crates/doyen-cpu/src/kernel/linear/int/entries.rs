@@ -3,24 +3,30 @@
 /// Rows of activations that go through `stream`; more meet staged tiles.
 pub(super) const STREAMED: usize = 4;
 
-/// `kernel`, out of the functions for both modes, in terms of `BITS` and `UNIT`.
+/// `kernel`, out of the functions for both modes: in terms of `BITS` and, with int8 activations, `UNIT`, or `FLOAT_UNIT`.
 macro_rules! kernels {
     ($name:literal, $fast:expr, $exact:expr) => {
-        /// The kernel of a width, for blocks of 16 columns (`halves`) or more.
-        pub(in crate::kernel::linear::int) fn kernel(bits: Bits, halves: bool, mode: Mode) -> Kernel {
-            match (bits, halves) {
-                (Bits::B2, false) => of_mode::<2, 32>(mode, concat!($name, "-int2")),
-                (Bits::B2, true) => of_mode::<2, 16>(mode, concat!($name, "-int2-b16")),
-                (Bits::B4, false) => of_mode::<4, 32>(mode, concat!($name, "-int4")),
-                (Bits::B4, true) => of_mode::<4, 16>(mode, concat!($name, "-int4-b16")),
-                (Bits::B8, false) => of_mode::<8, 32>(mode, concat!($name, "-int8")),
-                (Bits::B8, true) => of_mode::<8, 16>(mode, concat!($name, "-int8-b16")),
+        /// The kernel of a width and of the groups that blocks are cut into.
+        pub(in crate::kernel::linear::int) fn kernel(bits: Bits, unit: Unit, mode: Mode) -> Kernel {
+            match (bits, unit) {
+                (Bits::B2, Unit::C16) => of_mode::<2, 16, 16>(mode, concat!($name, "-int2-b16")),
+                (Bits::B2, Unit::C32) => of_mode::<2, 32, 32>(mode, concat!($name, "-int2")),
+                (Bits::B2, Unit::C128) => of_mode::<2, 128, 32>(mode, concat!($name, "-int2-b128")),
+                (Bits::B4, Unit::C16) => of_mode::<4, 16, 16>(mode, concat!($name, "-int4-b16")),
+                (Bits::B4, Unit::C32) => of_mode::<4, 32, 32>(mode, concat!($name, "-int4")),
+                (Bits::B4, Unit::C128) => of_mode::<4, 128, 32>(mode, concat!($name, "-int4-b128")),
+                (Bits::B8, Unit::C16) => of_mode::<8, 16, 16>(mode, concat!($name, "-int8-b16")),
+                (Bits::B8, Unit::C32) => of_mode::<8, 32, 32>(mode, concat!($name, "-int8")),
+                (Bits::B8, Unit::C128) => of_mode::<8, 128, 32>(mode, concat!($name, "-int8-b128")),
             }
         }
 
-        fn of_mode<const BITS: usize, const UNIT: usize>(mode: Mode, name: &'static str) -> Kernel {
+        fn of_mode<const BITS: usize, const UNIT: usize, const FLOAT_UNIT: usize>(
+            mode: Mode,
+            name: &'static str,
+        ) -> Kernel {
             match mode {
-                Mode::Fast | Mode::Fine => Kernel::int(name, mode, $fast),
+                Mode::Fast | Mode::Wide | Mode::Fine => Kernel::int(name, mode, $fast),
                 Mode::Exact => Kernel::int(name, mode, $exact),
             }
         }
@@ -42,9 +48,11 @@ macro_rules! entries {
             linear::{
                 Columns, Kernel, Mode,
                 int::{
+                    Unit,
                     entries::STREAMED,
                     exact, fast,
-                    stream::{self, DEFAULT, OTHER, PACKED},
+                    stream::{self, ANY, DEFAULT, Ints, OTHER, PACKED},
+                    stream_float::Floats,
                 },
             },
             quantize::Prepared,
@@ -53,7 +61,7 @@ macro_rules! entries {
         $crate::kernel::linear::int::entries::kernels!(
             $name,
             fast_rows::<BITS, UNIT>,
-            exact_rows::<BITS, UNIT>
+            exact_rows::<BITS, FLOAT_UNIT>
         );
 
         /// # Safety
@@ -85,9 +93,10 @@ macro_rules! entries {
             bias: Option<FloatView<'_>>,
             out: &mut Columns<'_>,
         ) {
-            // SAFETY: the caller's promise; the numbers are those of `stream::float_type` and of `stream::DEFAULT`.
+            // SAFETY: the caller's promise; the numbers are those of `Job::float_type` and of `stream::DEFAULT`.
             unsafe {
                 match (w.scales.float_type(), w.zero_points) {
+                    _ if UNIT > 32 => stream_rows::<BITS, UNIT, T, ANY, ANY>(w, acts, bias, out),
                     (FloatType::F32, ZeroPoints::Default) => {
                         stream_rows::<BITS, UNIT, T, 0, DEFAULT>(w, acts, bias, out)
                     }
@@ -129,7 +138,7 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { stream::rows::<$spans, BITS, UNIT, T, TY, ZEROS>(w, acts, bias, out) }
+            unsafe { stream::rows::<Ints<$spans>, BITS, UNIT, T, TY, ZEROS>(w, acts, bias, out) }
         }
 
         /// # Safety
@@ -155,7 +164,16 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { exact::rows::<$floats, BITS, UNIT>(w, acts, bias, out) }
+            unsafe {
+                match acts.rows() {
+                    0 => {}
+                    1 => stream::rows::<Floats, BITS, UNIT, 1, ANY, ANY>(w, acts, bias, out),
+                    2 => stream::rows::<Floats, BITS, UNIT, 2, ANY, ANY>(w, acts, bias, out),
+                    3 => stream::rows::<Floats, BITS, UNIT, 3, ANY, ANY>(w, acts, bias, out),
+                    STREAMED => stream::rows::<Floats, BITS, UNIT, STREAMED, ANY, ANY>(w, acts, bias, out),
+                    _ => exact::rows::<$floats, BITS, UNIT>(w, acts, bias, out),
+                }
+            }
         }
     };
 }

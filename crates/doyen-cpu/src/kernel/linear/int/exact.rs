@@ -46,7 +46,7 @@ pub(super) unsafe fn rows<L: FloatLanes, const BITS: usize, const UNIT: usize>(
     if w.rows < 2 * L::ROWS {
         return scalar::exact(w, acts, bias, out);
     }
-    let job = Job { w, g: Geometry::new(w), acts, bias };
+    let job = Job { w, g: Geometry::new(w, UNIT), acts, bias };
     // SAFETY: the caller's promise, and two full vectors of rows.
     unsafe { job.staged::<L, BITS, UNIT>(out) }
 }

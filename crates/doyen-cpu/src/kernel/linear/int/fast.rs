@@ -55,12 +55,17 @@ pub(super) unsafe fn rows<L: ByteLanes, const BITS: usize, const UNIT: usize>(
         return scalar::fast(w, acts, bias, out);
     }
     // SAFETY: the caller's promise, and a full tile of rows.
-    unsafe { Job::new(w, acts, bias).staged::<L, BITS, UNIT>(out) }
+    unsafe { Job::new(w, UNIT, acts, bias).staged::<L, BITS, UNIT>(out) }
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn new(w: &'a QuantMatrix<'a>, acts: &'a Prepared<'a>, bias: Option<FloatView<'a>>) -> Self {
-        Self { w, g: Geometry::new(w), acts, bias }
+    pub(super) fn new(
+        w: &'a QuantMatrix<'a>,
+        unit: usize,
+        acts: &'a Prepared<'a>,
+        bias: Option<FloatView<'a>>,
+    ) -> Self {
+        Self { w, g: Geometry::new(w, unit), acts, bias }
     }
 
     /// The first row of a tile that holds rows `n ..` as far as possible; the last tile of a matrix reaches back.
@@ -194,6 +199,7 @@ impl<'a> Job<'a> {
                 for u in (lane..segment.units).step_by(LANES) {
                     let w = stage.add(u * UNIT * L::ROWS);
                     acc = match UNIT {
+                        128 => place.add_unit::<L, BITS, 32, T>(panel, u, w, acts, acc),
                         32 => place.add_unit::<L, BITS, 8, T>(panel, u, w, acts, acc),
                         _ => place.add_unit::<L, BITS, 4, T>(panel, u, w, acts, acc),
                     };

@@ -7,10 +7,14 @@
 /// Most rows of any vector.
 pub(super) const MAX_ROWS: usize = 16;
 
+/// Vectors of codes that a group of 32 columns has.
+pub(super) const RUN: usize = 8;
+
 /// Where vector `v` of a group's codes finds its activations, from the place of the group's first column.
 pub(super) const fn offset(bits: usize, v: usize) -> usize {
     let planes = 8 / bits;
-    v % planes * 32 + v / planes * 4
+    let span = planes * RUN;
+    v / span * planes * 32 + v % span % planes * 32 + v % span / planes * 4
 }
 
 /// Vectors of `ROWS` lanes.

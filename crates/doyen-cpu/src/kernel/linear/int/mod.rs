@@ -9,7 +9,8 @@
 //! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2`, `vnni`, `avx512` and `neon` answer it
 //! * [`panel`]: scales and zero points of a tile; [`scales`] widens them
 //! * [`tile`]: rows, segments, steps and groups
-//! * [`fast`]: int8 activations, [`stream`] for few tokens, [`amx`] for many; [`exact`]: f32 activations
+//! * [`fast`]: int8 activations, [`stream`] for few tokens, [`amx`] for many; [`exact`]: f32 activations, [`stream_float`] for few
+//!   tokens
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 #![allow(clippy::needless_range_loop, reason = "r, s, t and v index several arrays at once")]
@@ -32,6 +33,8 @@ mod panel;
 mod scales;
 #[cfg(target_arch = "x86_64")]
 mod stream;
+#[cfg(target_arch = "x86_64")]
+mod stream_float;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -40,36 +43,60 @@ mod vnni;
 pub(super) use scales::load8;
 
 use super::{Kernel, Mode};
-use crate::detect::Isa;
+use crate::{
+    detect::Isa,
+    kernel::quantize::{WIDE_GROUP, wide_group},
+};
 use doyen_tensor::format::Bits;
+
+/// Columns that share an activation scale, and are summed exactly.
+#[derive(Debug, Clone, Copy)]
+enum Unit {
+    C16,
+    C32,
+    C128,
+}
+
+impl Unit {
+    /// Of rows of `cols` columns in blocks of `block`: a power of two of at least 16, or `cols`.
+    fn new(block: usize, cols: usize, mode: Mode) -> Self {
+        if mode == Mode::Wide && wide_group(cols, block) == WIDE_GROUP {
+            Self::C128
+        } else if block == 16 && cols > 16 {
+            Self::C16
+        } else {
+            Self::C32
+        }
+    }
+}
 
 /// The kernel of a width, block and mode; `None` where there is none for the instruction set.
 ///
 /// `block` is a power of two of at least 16, or `cols`.
 pub(super) fn kernel(bits: Bits, block: usize, cols: usize, mode: Mode, isa: Isa) -> Option<Kernel> {
-    let halves = block == 16 && cols > 16;
+    let unit = Unit::new(block, cols, mode);
     match isa {
         Isa::Scalar => None,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => Some(avx2::kernel(bits, halves, mode)),
+        Isa::Avx2(_) => Some(avx2::kernel(bits, unit, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(_) => Some(vnni::kernel(bits, halves, mode)),
+        Isa::AvxVnni(_) => Some(vnni::kernel(bits, unit, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => Some(avx512::kernel(bits, halves, mode)),
+        Isa::Avx512(_) => Some(avx512::kernel(bits, unit, mode)),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx(_) => Some(amx::kernel(bits, halves, mode)),
+        Isa::Amx(_) => Some(amx::kernel(bits, unit, mode)),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon(_) => Some(neon::kernel(bits, halves, mode)),
+        Isa::Neon(_) => Some(neon::kernel(bits, unit, mode)),
     }
 }
 
 /// Kernels made of the loops of instruction sets that this machine need not have, with other instructions that it has.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(super) fn stand_ins(bits: Bits, block: usize, cols: usize, mode: Mode) -> Vec<Kernel> {
-    let halves = block == 16 && cols > 16;
+    let unit = Unit::new(block, cols, mode);
     if crate::detect::Avx512::detect().is_none() {
         eprintln!("without AVX-512 the loops of AVX-VNNI and AMX are not tested here");
         return Vec::new();
     }
-    vec![vnni::on_avx512::kernel(bits, halves, mode), amx::emulated::kernel(bits, halves, mode)]
+    vec![vnni::on_avx512::kernel(bits, unit, mode), amx::emulated::kernel(bits, unit, mode)]
 }

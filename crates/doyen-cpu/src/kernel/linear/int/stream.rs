@@ -6,19 +6,19 @@
 //! eight groups of columns whose sums end up in the eight lanes that the canonical order ([`super::super`]) has for them, and nothing is
 //! written but results. Out-of-order execution sees only a few hundred bytes ahead of such a loop; [`AHEAD`] makes up for it.
 //!
-//! Called by `entries`. The sums of a span come from a [`Spans`]: [`Plain`] with AVX2, or `vnni` with dot products of bytes.
+//! Called by `entries`. The sums of spans come from a [`Spans`]: [`Plain`] with AVX2, or `vnni` with dot products of bytes.
 
 use super::{
     super::{Columns, LANES, tiles},
     scales::load8,
     tile::Geometry,
 };
-use crate::kernel::quantize::Prepared;
+use crate::kernel::quantize::{Layout, Prepared};
 use doyen_tensor::{
     FloatType, FloatView,
     format::{QuantMatrix, ZeroPoints},
 };
-use std::{arch::x86_64::*, ops::Range};
+use std::{arch::x86_64::*, marker::PhantomData, ops::Range};
 
 /// Distance of prefetching in bytes, where the arithmetic leaves out-of-order execution some sight of its own, or is what limits.
 /// (2 KiB lost a third, 4 KiB a twentieth, 8 and 16 KiB nothing; Zen 4.)
@@ -31,34 +31,83 @@ const NEAR: usize = 2048;
 const FAR: usize = 16384;
 const SCALES_AHEAD: usize = 12;
 
+/// Distance of prefetching into the second level alone, where groups are long and the loop so light that out-of-order execution sees
+/// kilobytes ahead. (Prefetching into the first level at [`AHEAD`] held it up: 8 bits 41 GB/s instead of 53, 4 bits 28 instead of 35,
+/// without any prefetching 53 and 29; two cores of Zen 4.)
+const WIDE: usize = 8192;
+
 /// Every zero point is the default.
 pub(super) const DEFAULT: u8 = 0;
 /// Zero points are packed by blocks.
 pub(super) const PACKED: u8 = 1;
 /// Zero points are floats, or one a row.
 pub(super) const OTHER: u8 = 2;
+/// Zero points of any kind, or scales of any type: found out for each octet, which costs nothing where octets are long.
+pub(super) const ANY: u8 = 3;
 
 /// Rows whose lanes are added together.
 const EIGHT: usize = 8;
+
+/// Bytes of an octet at most: 8 groups of 128 columns of 8 bits.
+const OCTET: usize = 1024;
 
 /// Sums of products of a span.
 pub(super) trait Spans {
     /// Whether the sums of 8-bit codes come out centred, which costs as many instructions as the products.
     const CENTRES_BYTES: bool;
 
-    /// Codes of 32 bytes times the activations of their span for `T` tokens, summed per 32-bit lane. Sums of codes below
-    /// 16 are not centred.
+    /// Adds codes of 32 bytes times the activations of their span for `T` tokens to sums that [`Spans::finish`] makes one of each
+    /// 32-bit lane; of at most 16 columns a lane. Sums of codes below 16 are not centred.
     ///
     /// # Safety
     /// The instruction set is there, and the caller is compiled for it. `acts` point to the span's activations.
-    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T];
+    unsafe fn add<const BITS: usize, const T: usize>(
+        sums: &mut [__m256i; T],
+        codes: __m256i,
+        acts: [*const u8; T],
+    );
+
+    /// The sums of 32-bit lanes.
+    ///
+    /// # Safety
+    /// As [`Spans::add`].
+    unsafe fn finish<const BITS: usize>(sum: __m256i) -> __m256i;
 }
 
+/// What adds octets to the lanes of a row.
+pub(super) trait Octets {
+    /// What is taken off zero points: codes are centred by it already.
+    const CENTRED: bool;
+    /// Whether all codes of an octet are read, not those of its groups alone.
+    const WHOLE: bool;
+
+    /// Where the activations it reads begin in a prepared row.
+    fn begins_at(layout: Layout) -> usize;
+    /// Rows ahead for which scales are asked for.
+    fn scales_ahead<const BITS: usize, const UNIT: usize>() -> Option<usize>;
+
+    /// Adds octet `o`, of which `groups` are there.
+    ///
+    /// # Safety
+    /// As [`rows`]; `codes` points to the groups' bytes, in whole vectors.
+    unsafe fn add<const BITS: usize, const UNIT: usize, const ZEROS: u8, const T: usize>(
+        job: &Job<'_, T>,
+        codes: *const u8,
+        groups: usize,
+        numbers: &Numbers,
+        o: usize,
+        acc: [__m256; T],
+    ) -> [__m256; T];
+}
+
+/// Octets of int8 activations, whose spans `S` multiplies.
+pub(super) struct Ints<S>(PhantomData<S>);
+
 /// A product under way.
-struct Job<'a, const T: usize> {
+pub(super) struct Job<'a, const T: usize> {
     w: &'a QuantMatrix<'a>,
     g: Geometry,
-    acts: [*const u8; T],
+    pub(super) acts: [*const u8; T],
     /// Which of the eight scales that begin with an octet's first each of its groups has.
     spread: __m256i,
     /// Where the packed zero points begin, and bytes from one row of them to the next; null when they are of another kind.
@@ -66,24 +115,24 @@ struct Job<'a, const T: usize> {
 }
 
 /// Whether the loop over codes of a width is prefetched for in two steps.
-const fn prefetches_twice<S: Spans, const BITS: usize>() -> bool {
-    BITS == 4 || (BITS == 8 && S::CENTRES_BYTES)
+const fn prefetches_twice<S: Spans, const BITS: usize, const UNIT: usize>() -> bool {
+    UNIT <= 32 && (BITS == 4 || (BITS == 8 && S::CENTRES_BYTES))
 }
 
 /// Scales and zero points of an octet, spread over its groups.
-struct Numbers {
-    scale: __m256,
-    zero: __m256,
+pub(super) struct Numbers {
+    pub(super) scale: __m256,
+    pub(super) zero: __m256,
 }
 
-/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`float_type`] `TY`, zero
+/// Rows of quantized weights times `T` tokens; units of `UNIT` columns, scales of [`Job::float_type`] `TY`, zero
 /// points of kind `ZEROS`.
 ///
 /// # Safety
-/// As [`super::fast::rows`] and [`Spans::span`]; there are `T` tokens, and scales and zero points as the parameters say.
+/// As [`super::fast::rows`] and [`Octets::add`]; there are `T` tokens, and scales and zero points as the parameters say.
 #[inline(always)]
 pub(super) unsafe fn rows<
-    S: Spans,
+    O: Octets,
     const BITS: usize,
     const UNIT: usize,
     const T: usize,
@@ -95,10 +144,10 @@ pub(super) unsafe fn rows<
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
-    let g = Geometry::new(w);
+    let g = Geometry::new(w, UNIT);
     let mut rows = [std::ptr::null(); T];
     for (t, row) in rows.iter_mut().enumerate() {
-        *row = acts.row(t).as_ptr();
+        *row = acts.row(t)[O::begins_at(acts.layout())..].as_ptr();
     }
     let mut spread = [0i32; LANES];
     for (lane, s) in spread.iter_mut().enumerate() {
@@ -111,13 +160,13 @@ pub(super) unsafe fn rows<
     // SAFETY: the caller's promise; eight i32.
     let job = unsafe { Job { w, g, acts: rows, spread: _mm256_loadu_si256(spread.as_ptr().cast()), zeros } };
     let (range, terms) = (out.range(), acts.layout().terms());
-    let safe = job.safe_rows(UNIT * BITS).clamp(range.start, range.end);
+    let safe = job.safe_rows::<O>(BITS, UNIT).clamp(range.start, range.end);
     // SAFETY: the caller's promise; only rows below `safe` are read past their end.
     unsafe {
         for eight in tiles(range.start..safe, EIGHT) {
             let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
             for (i, n) in eight.clone().enumerate() {
-                let row = job.row::<S, BITS, UNIT, TY, ZEROS>(n);
+                let row = job.row::<O, BITS, UNIT, TY, ZEROS>(n);
                 for t in 0..T {
                     acc[t][i] = row[t];
                 }
@@ -126,7 +175,7 @@ pub(super) unsafe fn rows<
         }
         for n in safe..range.end {
             let mut acc = [[_mm256_setzero_ps(); EIGHT]; T];
-            let row = job.last_row::<S, BITS, UNIT, ZEROS>(n);
+            let row = job.last_row::<O, BITS, UNIT, ZEROS>(n);
             for t in 0..T {
                 acc[t][0] = row[t];
             }
@@ -170,24 +219,27 @@ unsafe fn write<const T: usize>(
     }
 }
 
-/// The stored type of scales that `TY` stands for.
-pub(super) const fn float_type(ty: u8) -> FloatType {
-    match ty {
-        0 => FloatType::F32,
-        1 => FloatType::F16,
-        _ => FloatType::BF16,
-    }
-}
-
 impl<const T: usize> Job<'_, T> {
-    /// Rows from the first on for which whole octets of codes, and eight numbers from any block on, are inside of the matrix.
-    fn safe_rows(&self, octet: usize) -> usize {
+    /// The stored type of scales that `TY` stands for.
+    const fn float_type(&self, ty: u8) -> FloatType {
+        match ty {
+            0 => FloatType::F32,
+            1 => FloatType::F16,
+            2 => FloatType::BF16,
+            _ => self.w.scales.float_type(),
+        }
+    }
+
+    /// Rows from the first on for which whole vectors of codes, and eight numbers from any block on, are inside of the matrix.
+    fn safe_rows<O: Octets>(&self, bits: usize, unit: usize) -> usize {
         let (w, blocks) = (self.w, self.g.blocks);
+        let groups = if O::WHOLE { LANES * self.octets() } else { self.g.acts.groups };
+        let codes = (groups * unit * bits / 8).next_multiple_of(32);
         // Rows of `step` numbers of which `reach` are read from the beginning of each.
         let rows = |len: usize, reach: usize, step: usize| {
             len.checked_sub(reach).map_or(0, |left| left.checked_div(step).unwrap_or(0) + 1)
         };
-        let codes = rows(w.codes.len(), self.octets() * octet, w.row_bytes);
+        let codes = rows(w.codes.len(), codes, w.row_bytes);
         let scales = rows(w.scales.len(), blocks + LANES - 1, blocks);
         let zeros = match w.zero_points {
             ZeroPoints::PerBlock { packed, row_bytes } => rows(packed.len(), row_bytes + 7, row_bytes),
@@ -206,36 +258,32 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`]; the row is below [`Job::safe_rows`].
     #[inline(always)]
-    unsafe fn row<S: Spans, const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
+    unsafe fn row<O: Octets, const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
         &self,
         n: usize,
     ) -> [__m256; T] {
-        let (groups, size) = (self.g.acts.groups, float_type(TY).size());
+        let (groups, size) = (self.g.acts.groups, self.float_type(TY).size());
         // SAFETY: the caller's promise: octets and numbers are inside of the matrix, the last octet's lanes behind the row are masked.
         unsafe {
             let mut acc = [_mm256_setzero_ps(); T];
             let codes = self.w.codes.as_ptr().add(n * self.w.row_bytes);
             let scales = self.w.scales.bytes().as_ptr().add(n * self.g.blocks * size);
-            if prefetches_twice::<S, BITS>() {
-                let ahead = scales.wrapping_add(SCALES_AHEAD * self.g.blocks * size);
+            if let Some(rows) = O::scales_ahead::<BITS, UNIT>() {
+                let ahead = scales.wrapping_add(rows * self.g.blocks * size);
                 for line in (0..self.g.blocks * size).step_by(64) {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
                 }
             }
-            for o in 0..groups / LANES {
+            let numbers = |o: usize| self.numbers::<O, BITS, UNIT, TY, ZEROS>(n, scales, o);
+            let (whole, left) = (groups / LANES, groups % LANES);
+            for o in 0..whole {
                 let at = codes.add(o * UNIT * BITS);
-                let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o);
-                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc);
+                acc = O::add::<BITS, UNIT, ZEROS, T>(self, at, LANES, &numbers(o), o, acc);
             }
-            let (o, left) = (groups / LANES, groups % LANES);
             if left > 0 {
-                let at = codes.add(o * UNIT * BITS);
-                let numbers = self.numbers::<BITS, UNIT, TY, ZEROS>(n, scales, o).first(left);
-                acc = if left <= LANES / 2 {
-                    self.octet::<S, BITS, UNIT, ZEROS, true>(at, &numbers, o, acc)
-                } else {
-                    self.octet::<S, BITS, UNIT, ZEROS, false>(at, &numbers, o, acc)
-                };
+                let at = codes.add(whole * UNIT * BITS);
+                let numbers = numbers(whole).first(left);
+                acc = O::add::<BITS, UNIT, ZEROS, T>(self, at, left, &numbers, whole, acc);
             }
             acc
         }
@@ -246,33 +294,35 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`Job::row`].
     #[inline(always)]
-    unsafe fn numbers<const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
+    unsafe fn numbers<O: Octets, const BITS: usize, const UNIT: usize, const TY: u8, const ZEROS: u8>(
         &self,
         n: usize,
         scales: *const u8,
         o: usize,
     ) -> Numbers {
         let block = self.g.block_of(LANES * UNIT * o);
-        let ty = float_type(TY);
+        let ty = self.float_type(TY);
         // SAFETY: the caller's promise.
         unsafe {
             Numbers {
                 scale: _mm256_permutevar8x32_ps(load8(ty, scales.add(block * ty.size())), self.spread),
-                zero: match ZEROS {
-                    DEFAULT => _mm256_setzero_ps(),
-                    PACKED => self.zeros::<BITS>(n, block),
-                    _ => self.zeros_one_by_one(n, block),
+                zero: match (ZEROS, self.w.zero_points) {
+                    (DEFAULT, _) | (ANY, ZeroPoints::Default) => {
+                        _mm256_set1_ps(if O::CENTRED { 0.0 } else { (1 << (BITS - 1)) as f32 })
+                    }
+                    (PACKED, _) | (ANY, ZeroPoints::PerBlock { .. }) => self.zeros::<O, BITS>(n, block),
+                    _ => self.zeros_one_by_one::<O>(n, block),
                 },
             }
         }
     }
 
-    /// Zero points of an octet that begins with block `block` of row `n`, less the default.
+    /// Zero points of an octet that begins with block `block` of row `n`, less the default if codes are centred.
     ///
     /// # Safety
     /// As [`Job::row`].
     #[inline(always)]
-    unsafe fn zeros<const BITS: usize>(&self, n: usize, block: usize) -> __m256 {
+    unsafe fn zeros<O: Octets, const BITS: usize>(&self, n: usize, block: usize) -> __m256 {
         let (packed, row_bytes) = self.zeros;
         // SAFETY: the caller's promise: eight bytes from the block's on are in the matrix.
         unsafe {
@@ -287,15 +337,16 @@ impl<const T: usize> Job<'_, T> {
                 let words = _mm256_set1_epi32(at.cast::<i32>().read_unaligned());
                 _mm256_and_si256(_mm256_srlv_epi32(words, shifts), _mm256_set1_epi32((1 << BITS) - 1))
             };
-            _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(1 << (BITS - 1))))
+            let offset = if O::CENTRED { 1 << (BITS - 1) } else { 0 };
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(offset)))
         }
     }
 
     /// As [`Job::zeros`], for any kind of zero points and any row.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn zeros_one_by_one(&self, n: usize, block: usize) -> __m256 {
-        let default = f32::from(self.w.bits.default_zero_point());
+    fn zeros_one_by_one<O: Octets>(&self, n: usize, block: usize) -> __m256 {
+        let default = if O::CENTRED { f32::from(self.w.bits.default_zero_point()) } else { 0.0 };
         let mut zeros = [0f32; LANES];
         for (lane, z) in zeros.iter_mut().enumerate() {
             let b = (block + self.g.block_of(self.g.unit * lane)).min(self.g.blocks - 1);
@@ -310,7 +361,7 @@ impl<const T: usize> Job<'_, T> {
     /// # Safety
     /// As [`rows`].
     #[inline(always)]
-    unsafe fn last_row<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8>(
+    unsafe fn last_row<O: Octets, const BITS: usize, const UNIT: usize, const ZEROS: u8>(
         &self,
         n: usize,
     ) -> [__m256; T] {
@@ -320,7 +371,7 @@ impl<const T: usize> Job<'_, T> {
         unsafe {
             let mut acc = [_mm256_setzero_ps(); T];
             for o in 0..self.octets() {
-                let mut codes = [0u8; 256];
+                let mut codes = [0u8; OCTET];
                 let left = &row[o * bytes..];
                 let len = left.len().min(bytes);
                 codes[..len].copy_from_slice(&left[..len]);
@@ -330,49 +381,111 @@ impl<const T: usize> Job<'_, T> {
                     *s = self.w.scale(n, self.g.block_of(UNIT * (LANES * o + lane)));
                 }
                 let scale = _mm256_loadu_ps(scale.as_ptr());
-                let zero = self.zeros_one_by_one(n, self.g.block_of(UNIT * LANES * o));
+                let zero = self.zeros_one_by_one::<O>(n, self.g.block_of(UNIT * LANES * o));
                 let numbers = Numbers { scale, zero }.first(groups);
-                acc = self.octet::<S, BITS, UNIT, ZEROS, false>(codes.as_ptr(), &numbers, o, acc);
+                acc = O::add::<BITS, UNIT, ZEROS, T>(self, codes.as_ptr(), groups, &numbers, o, acc);
             }
             acc
         }
     }
+}
 
-    /// Adds octet `o`, or only its first half.
+impl<S: Spans> Ints<S> {
+    /// Sums of spans of an octet whose codes are at `codes` and whose activations begin at `place`.
     ///
     /// # Safety
-    /// As [`rows`]; `codes` points to the octet's bytes.
+    /// As [`Octets::add`].
     #[inline(always)]
-    unsafe fn octet<S: Spans, const BITS: usize, const UNIT: usize, const ZEROS: u8, const HALF: bool>(
-        &self,
+    unsafe fn spans<const BITS: usize, const UNIT: usize, const T: usize>(
+        job: &Job<'_, T>,
         codes: *const u8,
+        place: usize,
+        spans: Range<usize>,
+    ) -> [__m256i; T] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [_mm256_setzero_si256(); T];
+            for s in spans {
+                if s % 2 == 0 {
+                    Self::prefetch::<BITS, UNIT>(codes.wrapping_add(32 * s));
+                }
+                let mut acts = job.acts;
+                for a in &mut acts {
+                    *a = a.wrapping_add(place + 32 * 8 / BITS * s);
+                }
+                S::add::<BITS, T>(&mut sums, _mm256_loadu_si256(codes.add(32 * s).cast()), acts);
+            }
+            for sum in &mut sums {
+                *sum = S::finish::<BITS>(*sum);
+            }
+            sums
+        }
+    }
+
+    /// Asks for codes that are needed later than those at `codes`; the addresses need not exist.
+    #[inline(always)]
+    fn prefetch<const BITS: usize, const UNIT: usize>(codes: *const u8) {
+        // SAFETY: a prefetch is a hint, valid for any address; SSE is part of x86-64.
+        unsafe {
+            if UNIT > 32 {
+                _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(WIDE).cast());
+            } else if prefetches_twice::<S, BITS, UNIT>() {
+                _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(NEAR).cast());
+                _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(FAR).cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD).cast());
+            }
+        }
+    }
+}
+
+impl<S: Spans> Octets for Ints<S> {
+    const CENTRED: bool = true;
+    const WHOLE: bool = false;
+
+    #[inline(always)]
+    fn begins_at(_: Layout) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn scales_ahead<const BITS: usize, const UNIT: usize>() -> Option<usize> {
+        prefetches_twice::<S, BITS, UNIT>().then_some(SCALES_AHEAD)
+    }
+
+    #[inline(always)]
+    unsafe fn add<const BITS: usize, const UNIT: usize, const ZEROS: u8, const T: usize>(
+        job: &Job<'_, T>,
+        codes: *const u8,
+        groups: usize,
         numbers: &Numbers,
         o: usize,
         mut acc: [__m256; T],
     ) -> [__m256; T] {
-        let at = &self.g.acts;
+        let at = &job.g.acts;
         // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
         unsafe {
-            let mut sums = [[_mm256_setzero_si256(); 8]; T];
-            let spans = UNIT * BITS / 32;
-            for s in 0..if HALF { spans.div_ceil(2) } else { spans } {
-                if s % 2 == 0 && prefetches_twice::<S, BITS>() {
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(NEAR + 32 * s).cast());
-                    _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(FAR + 32 * s).cast());
-                } else if s % 2 == 0 {
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(AHEAD + 32 * s).cast());
-                }
-                let mut acts = self.acts;
-                for a in &mut acts {
-                    *a = a.wrapping_add(LANES * UNIT * o + 32 * 8 / BITS * s);
-                }
-                let span = S::span::<BITS, T>(_mm256_loadu_si256(codes.add(32 * s).cast()), acts);
-                for t in 0..T {
-                    sums[t][s] = span[t];
+            let mut sums = [[_mm256_setzero_si256(); LANES]; T];
+            let (vectors, spans) = const { (vectors(BITS, UNIT), UNIT * BITS / 32 / vectors(BITS, UNIT)) };
+            let there = (groups * vectors).div_ceil(LANES);
+            // Two loops, which the compiler unrolls where it would leave one of eight.
+            for half in 0..vectors.div_ceil(4) {
+                for v in 4 * half..4 * half + vectors.min(4) {
+                    if v < there {
+                        let sum = Self::spans::<BITS, UNIT, T>(
+                            job,
+                            codes,
+                            LANES * UNIT * o,
+                            spans * v..spans * (v + 1),
+                        );
+                        for t in 0..T {
+                            sums[t][v] = sum[t];
+                        }
+                    }
                 }
             }
             for t in 0..T {
-                let number = |array: usize| self.acts[t].wrapping_add(array + 4 * LANES * o);
+                let number = |array: usize| job.acts[t].wrapping_add(array + 4 * LANES * o);
                 let mut dots = eight_groups::<BITS, UNIT>(&sums[t]);
                 if BITS != 8 || !S::CENTRES_BYTES {
                     dots = _mm256_add_epi32(dots, _mm256_loadu_si256(number(at.centres).cast()));
@@ -430,24 +543,31 @@ unsafe fn lane_sums(v: [__m256; EIGHT]) -> __m256 {
     }
 }
 
-/// Sums of eight groups of `UNIT` columns out of the lanes of their `UNIT * BITS / 32` spans.
+/// Vectors of sums that the eight groups of an octet have.
+const fn vectors(bits: usize, unit: usize) -> usize {
+    let vectors = unit * bits / 32;
+    if vectors < LANES { vectors } else { LANES }
+}
+
+/// Sums of eight groups of `UNIT` columns out of the lanes of their [`vectors`].
 ///
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; 8]) -> __m256i {
-    // SAFETY: the caller's promise.
+unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; LANES]) -> __m256i {
+    // SAFETY: the caller's promise. Lanes are of at most 16 columns, of at most 16 after the first sums as well but for wide groups.
     unsafe {
-        match UNIT * BITS / 32 {
+        let (short, shorter) = (BITS < 8, BITS < 8 && (UNIT <= 32 || BITS == 2));
+        match vectors(BITS, UNIT) {
             1 => m[0],
-            2 => _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs::<BITS>(m[0], m[1])),
+            2 => _mm256_permute4x64_epi64::<0b11_01_10_00>(pairs(m[0], m[1], short)),
             4 => {
-                let quads = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
+                let quads = pairs(pairs(m[0], m[1], short), pairs(m[2], m[3], short), shorter);
                 _mm256_permutevar8x32_epi32(quads, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
             }
             _ => {
-                let low = pairs::<BITS>(pairs::<BITS>(m[0], m[1]), pairs::<BITS>(m[2], m[3]));
-                let high = pairs::<BITS>(pairs::<BITS>(m[4], m[5]), pairs::<BITS>(m[6], m[7]));
+                let low = pairs(pairs(m[0], m[1], short), pairs(m[2], m[3], short), shorter);
+                let high = pairs(pairs(m[4], m[5], short), pairs(m[6], m[7], short), shorter);
                 _mm256_add_epi32(
                     _mm256_permute2x128_si256::<0x20>(low, high),
                     _mm256_permute2x128_si256::<0x31>(low, high),
@@ -457,19 +577,19 @@ unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; 8]) -
     }
 }
 
-/// Sums of neighbours, those of `a` before those of `b` in each half. Sums of codes below 16 fit 16 bits up to 16 columns, which
-/// saves two shuffles.
+/// Sums of neighbours, those of `a` before those of `b` in each half. Those that fit 16 bits (`short`) need two shuffles less: codes
+/// below 16 of up to 16 columns, below 4 of up to 64.
 ///
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn pairs<const BITS: usize>(a: __m256i, b: __m256i) -> __m256i {
+unsafe fn pairs(a: __m256i, b: __m256i, short: bool) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        if BITS == 8 {
-            _mm256_hadd_epi32(a, b)
-        } else {
+        if short {
             _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1))
+        } else {
+            _mm256_hadd_epi32(a, b)
         }
     }
 }
@@ -503,11 +623,13 @@ impl Spans for Plain {
     const CENTRES_BYTES: bool = true;
 
     #[inline(always)]
-    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
+    unsafe fn add<const BITS: usize, const T: usize>(
+        sums: &mut [__m256i; T],
+        codes: __m256i,
+        acts: [*const u8; T],
+    ) {
         // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
         unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let mut sums = [_mm256_setzero_si256(); T];
             for p in 0..8 / BITS {
                 let mut w = plane::<BITS>(codes, p);
                 if BITS == 8 {
@@ -515,18 +637,20 @@ impl Spans for Plain {
                 }
                 for t in 0..T {
                     let a = _mm256_loadu_si256(acts[t].add(32 * p).cast());
-                    let products = if BITS == 8 {
-                        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
+                    sums[t] = if BITS == 8 {
+                        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+                        _mm256_add_epi32(sums[t], _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
                     } else {
-                        _mm256_maddubs_epi16(w, a)
+                        _mm256_add_epi16(sums[t], _mm256_maddubs_epi16(w, a))
                     };
-                    sums[t] = if p == 0 { products } else { _mm256_add_epi16(sums[t], products) };
                 }
             }
-            for sum in &mut sums {
-                *sum = _mm256_madd_epi16(*sum, ones);
-            }
-            sums
         }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const BITS: usize>(sum: __m256i) -> __m256i {
+        // SAFETY: the caller's promise. Sums of codes below 16 of up to 16 columns are in halves of 16 bits.
+        unsafe { if BITS == 8 { sum } else { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) } }
     }
 }

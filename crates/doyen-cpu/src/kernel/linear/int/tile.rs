@@ -1,7 +1,7 @@
 //! Rows, segments, steps and groups: how a tile walks over its columns.
 //!
 //! A row is cut into segments of at most [`SEGMENT`] columns, so that panels and staged codes have a bounded size; a segment into
-//! steps, the bytes that are transposed at once; a step into units, the groups of 16 or 32 columns that share an activation scale.
+//! steps, the bytes that are transposed at once, and into units, the groups of 16, 32 or 128 columns that share an activation scale.
 
 use super::{
     super::Columns,
@@ -34,6 +34,9 @@ pub(super) const fn step_cols(bits: usize) -> usize {
 #[inline(always)]
 pub(super) const fn unit_place(bits: usize, width: usize, unit: usize) -> usize {
     let (bytes, cols) = (width * bits / 8, SPAN_BYTES * 8 / bits);
+    if bytes >= SPAN_BYTES {
+        return unit * width;
+    }
     let per_span = SPAN_BYTES / bytes;
     unit / per_span * cols + unit % per_span * bytes
 }
@@ -41,7 +44,7 @@ pub(super) const fn unit_place(bits: usize, width: usize, unit: usize) -> usize 
 /// What all tiles of a matrix share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Geometry {
-    /// Columns of a unit: 16 where blocks are, 32 otherwise.
+    /// Columns of a unit.
     pub(super) unit: usize,
     /// Blocks of a row.
     pub(super) blocks: usize,
@@ -56,16 +59,17 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// `w` is valid; its block is a power of two of at least 16, or the whole row.
-    pub(super) fn new(w: &QuantMatrix<'_>) -> Self {
+    /// `w` is valid; its block is a power of two of at least 16, or the whole row; a unit is not longer than a block, but for the
+    /// last.
+    pub(super) fn new(w: &QuantMatrix<'_>, unit: usize) -> Self {
         let block = w.block.min(w.cols);
         let blocks = w.cols.div_ceil(block);
         Self {
-            unit: if block == 16 && blocks > 1 { 16 } else { GROUP },
+            unit,
             blocks,
             shift: if blocks == 1 { usize::BITS - 1 } else { block.trailing_zeros() },
             row_len: w.bits.packed_len(w.cols),
-            acts: Int8Row::new(w.cols, block),
+            acts: Int8Row::new(w.cols, block, if unit < GROUP { GROUP } else { unit }),
             centred: matches!(w.zero_points, ZeroPoints::Default),
         }
     }

@@ -7,7 +7,7 @@
 use super::{
     avx2::{Eight, Sixteen, pin},
     entries::entries,
-    lanes::{ByteLanes, offset},
+    lanes::{ByteLanes, RUN, offset},
     stream::{Spans, plane},
 };
 use std::{arch::x86_64::*, marker::PhantomData};
@@ -52,10 +52,13 @@ impl<I: Dpbusd> Spans for Vnni<I> {
     const CENTRES_BYTES: bool = false;
 
     #[inline(always)]
-    unsafe fn span<const BITS: usize, const T: usize>(codes: __m256i, acts: [*const u8; T]) -> [__m256i; T] {
+    unsafe fn add<const BITS: usize, const T: usize>(
+        sums: &mut [__m256i; T],
+        codes: __m256i,
+        acts: [*const u8; T],
+    ) {
         // SAFETY: the caller's promise; plane `p` of a span's activations is 32 bytes.
         unsafe {
-            let mut sums = [_mm256_setzero_si256(); T];
             for p in 0..8 / BITS {
                 let w = plane::<BITS>(codes, p);
                 for t in 0..T {
@@ -63,8 +66,12 @@ impl<I: Dpbusd> Spans for Vnni<I> {
                     sums[t] = I::dpbusd(sums[t], w, a);
                 }
             }
-            sums
         }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const BITS: usize>(sum: __m256i) -> __m256i {
+        sum
     }
 }
 
@@ -88,12 +95,16 @@ impl<I: Dpbusd> ByteLanes for Sixteen<Vnni<I>> {
             for t in 0..T {
                 sums[t] = [_mm256_set1_epi32(centre[t].read_unaligned()); 2];
             }
-            for v in 0..V {
-                let w = [Eight::load_int(w.add(64 * v)), Eight::load_int(w.add(64 * v + 32))];
-                for t in 0..T {
-                    let a = _mm256_set1_epi32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
-                    for h in 0..2 {
-                        sums[t][h] = pin(I::dpbusd(sums[t][h], w[h], a));
+            for run in (0..V).step_by(RUN) {
+                for v in 0..RUN.min(V) {
+                    let w = w.add(64 * (run + v));
+                    let w = [Eight::load_int(w), Eight::load_int(w.add(32))];
+                    let at = offset(BITS, run) + offset(BITS, v);
+                    for t in 0..T {
+                        let a = _mm256_set1_epi32(acts[t].add(at).cast::<i32>().read_unaligned());
+                        for h in 0..2 {
+                            sums[t][h] = pin(I::dpbusd(sums[t][h], w[h], a));
+                        }
                     }
                 }
             }
@@ -110,7 +121,7 @@ pub(super) mod on_avx512 {
         *,
     };
 
-    kernels!("avxvnni-on-avx512", rows::<BITS, UNIT>, avx512::exact_rows::<BITS, UNIT>);
+    kernels!("avxvnni-on-avx512", rows::<BITS, UNIT>, avx512::exact_rows::<BITS, FLOAT_UNIT>);
 
     /// # Safety
     /// As `fast_rows`.

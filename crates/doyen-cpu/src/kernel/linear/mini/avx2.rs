@@ -9,7 +9,7 @@
 use super::{Piece, each_piece};
 use crate::kernel::{
     linear::{Columns, LANES},
-    quantize::{Int8Row, Prepared},
+    quantize::{GROUP, Int8Row, Prepared},
 };
 use doyen_tensor::{
     FloatView,
@@ -32,7 +32,7 @@ pub(super) unsafe fn rows(
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
-    let at = Int8Row::new(w.cols, w.scales.block(w.cols));
+    let at = Int8Row::new(w.cols, w.scales.block(w.cols), GROUP);
     each_piece(w, acts, bias, out, 0.5 * w.global, |piece, r, batch, sums| {
         let mut t = batch.start;
         while t < batch.end {

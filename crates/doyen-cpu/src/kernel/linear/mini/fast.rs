@@ -3,7 +3,7 @@
 use super::{Piece, each_piece};
 use crate::kernel::{
     linear::{Columns, LANES},
-    quantize::{Int8Row, Prepared, place},
+    quantize::{GROUP, Int8Row, Prepared, place},
 };
 use doyen_tensor::{
     FloatView,
@@ -20,7 +20,7 @@ pub(super) fn rows(
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
-    let at = Int8Row::new(w.cols, w.scales.block(w.cols));
+    let at = Int8Row::new(w.cols, w.scales.block(w.cols), GROUP);
     // Codes stand for twice their value.
     each_piece(w, acts, bias, out, 0.5 * w.global, |piece, r, batch, sums| {
         for (t, sums) in batch.zip(sums.iter_mut()) {
@@ -30,7 +30,7 @@ pub(super) fn rows(
 }
 
 fn add_piece(piece: &Piece<'_>, at: &Int8Row, acts: &[u8], lanes: &mut [f32; LANES]) {
-    let group = piece.block.min(32);
+    let group = piece.block.min(GROUP);
     for c in piece.cols.clone().step_by(RUN) {
         let dot: i32 = (c..(c + RUN).min(piece.cols.end))
             .map(|k| {

@@ -1,6 +1,6 @@
 //! Products of many tokens with int8 activations on AMX tiles, and the kernels made of them.
 //!
-//! A tile product is one group of columns for sixteen tokens and sixteen weight rows: `A` the tokens' codes, `B` staged codes of the
+//! A tile product is one group of columns (of 128, the sum of two products) for sixteen tokens and sixteen weight rows: `A` the tokens' codes, `B` staged codes of the
 //! rows, less the default zero point, so that results are the centred sums of the canonical order. They pass through a small buffer,
 //! as tile registers have no way to vector registers, and are scaled with AVX-512 meanwhile the next lane's are multiplied: that takes
 //! longer than the products.
@@ -11,6 +11,7 @@ mod tiles;
 
 use super::{
     super::{Columns, Kernel, LANES, Mode, tiles as ranges},
+    Unit,
     avx512::{self, Sixteen},
     entries::kernels,
     fast::{Job, STAGED, Stage, VECTOR, unpack},
@@ -26,7 +27,7 @@ use doyen_tensor::{
 use std::{arch::x86_64::*, mem::MaybeUninit};
 use tiles::{AT_ONCE, Amx, STRIDE, TILE, Tiles};
 
-kernels!("amx", rows::<Amx, BITS, UNIT>, avx512::exact_rows::<BITS, UNIT>);
+kernels!("amx", rows::<Amx, BITS, UNIT>, avx512::exact_rows::<BITS, FLOAT_UNIT>);
 
 /// Tokens from which on tiles are used.
 const MANY: usize = 16;
@@ -62,7 +63,7 @@ unsafe fn rows<T: Tiles, const BITS: usize, const UNIT: usize>(
         if acts.rows() < MANY || w.rows < TILE {
             avx512::fast_rows::<BITS, UNIT>(w, acts, bias, out);
         } else {
-            Job::new(w, acts, bias).in_tiles::<T, BITS, UNIT>(out);
+            Job::new(w, UNIT, acts, bias).in_tiles::<T, BITS, UNIT>(out);
         }
     }
 }
@@ -84,7 +85,7 @@ impl Job<'_> {
         let mut sums = [const { MaybeUninit::<[f32; LANES * MAX_ROWS]>::uninit() }; BATCH];
         let sums = sums.as_mut_ptr().cast::<f32>();
         // SAFETY: the caller's promise; the thread does nothing else meanwhile.
-        let mut tiles = unsafe { T::new(UNIT / 4) };
+        let mut tiles = unsafe { T::new(UNIT.min(STRIDE) / VECTOR) };
         for tokens in ranges(0..self.acts.rows(), BATCH) {
             for rows in ranges(out.range(), TILE) {
                 let first = self.tile::<Sixteen>(rows.start);
@@ -200,6 +201,10 @@ impl Tile<'_> {
         let mut i = 0;
         // SAFETY: the caller's promise; units are inside of the buffers.
         unsafe {
+            while UNIT > STRIDE && i < units {
+                tiles.long_product(a.add(i * step), b.add(i * step), self.dots(lane, i), STRIDE * TILE);
+                i += 1;
+            }
             while i + AT_ONCE <= units {
                 tiles.products(a.add(i * step), b.add(i * step), self.dots(lane, i), step);
                 i += AT_ONCE;
@@ -281,5 +286,5 @@ unsafe fn fill_stage<const BITS: usize>(segment: &Segment, stage: *mut u8) {
 pub(super) mod emulated {
     use super::{tiles::Emulated, *};
 
-    kernels!("amx-emulated", rows::<Emulated, BITS, UNIT>, avx512::exact_rows::<BITS, UNIT>);
+    kernels!("amx-emulated", rows::<Emulated, BITS, UNIT>, avx512::exact_rows::<BITS, FLOAT_UNIT>);
 }

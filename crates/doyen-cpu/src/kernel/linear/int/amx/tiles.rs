@@ -31,6 +31,12 @@ pub(super) trait Tiles {
     /// The thread is the one of [`Tiles::new`]; the pointers are good for the operands.
     unsafe fn product(&mut self, a: *const u8, b: *const u8, c: *mut i32);
 
+    /// One product over twice as many columns: those at `a` and `b`, and those `step` bytes behind them.
+    ///
+    /// # Safety
+    /// As [`Tiles::product`].
+    unsafe fn long_product(&mut self, a: *const u8, b: *const u8, c: *mut i32, step: usize);
+
     /// [`AT_ONCE`] products: operands are `step` bytes apart, results follow each other.
     ///
     /// # Safety
@@ -93,6 +99,32 @@ impl Tiles for Amx {
                 stride = in(reg) STRIDE,
                 out("tmm0") _, out("tmm4") _, out("tmm5") _,
                 options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn long_product(&mut self, a: *const u8, b: *const u8, c: *mut i32, step: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tileloadd tmm4, [{a} + {stride}*1]",
+                "tileloadd tmm5, [{b} + {stride}*1]",
+                "add {a}, {step}",
+                "add {b}, {step}",
+                "tdpbssd tmm0, tmm4, tmm5",
+                "tileloadd tmm6, [{a} + {stride}*1]",
+                "tileloadd tmm7, [{b} + {stride}*1]",
+                "tdpbssd tmm0, tmm6, tmm7",
+                "tilestored [{c} + {stride}*1], tmm0",
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                c = in(reg) c,
+                step = in(reg) step,
+                stride = in(reg) STRIDE,
+                out("tmm0") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
             );
         }
     }
@@ -235,6 +267,19 @@ impl Tiles for Emulated {
     unsafe fn product(&mut self, a: *const u8, b: *const u8, c: *mut i32) {
         // SAFETY: the caller's promise.
         unsafe { self.in_registers(0, a, b, c) }
+    }
+
+    unsafe fn long_product(&mut self, a: *const u8, b: *const u8, c: *mut i32, step: usize) {
+        self.zero(C[0]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for i in 0..2 {
+                self.load(A[i], a.add(i * step), STRIDE);
+                self.load(B[i], b.add(i * step), STRIDE);
+                self.dot(C[0], A[i], B[i]);
+            }
+            self.store(C[0], c.cast(), STRIDE);
+        }
     }
 
     unsafe fn products(&mut self, a: *const u8, b: *const u8, c: *mut i32, step: usize) {

@@ -6,9 +6,10 @@
 mod stream;
 
 use super::{
+    Unit,
     entries::{STREAMED, kernels},
     exact, fast,
-    lanes::{ByteLanes, FloatLanes, Lanes, offset},
+    lanes::{ByteLanes, FloatLanes, Lanes, RUN, offset},
 };
 use crate::kernel::{
     linear::{Columns, Kernel, Mode},
@@ -20,7 +21,7 @@ use doyen_tensor::{
 };
 use std::arch::{aarch64::*, asm};
 
-kernels!("neon", fast_rows::<BITS, UNIT>, exact_rows::<BITS, UNIT>);
+kernels!("neon", fast_rows::<BITS, UNIT>, exact_rows::<BITS, FLOAT_UNIT>);
 
 /// # Safety
 /// NEON and its dot products are there; the matrix is valid, of `BITS` and units of `UNIT`.
@@ -211,11 +212,14 @@ impl ByteLanes for Four {
                     sums[t] = vdupq_n_s32(centre[t].read_unaligned());
                 }
             }
-            for v in 0..V {
-                let w = vreinterpretq_s8_u8(vld1q_u8(w.add(16 * v)));
-                for t in 0..T {
-                    let a = vdupq_n_s32(acts[t].add(offset(BITS, v)).cast::<i32>().read_unaligned());
-                    sums[t] = sdot(sums[t], w, vreinterpretq_s8_s32(a));
+            for run in (0..V).step_by(RUN) {
+                for v in 0..RUN.min(V) {
+                    let w = vreinterpretq_s8_u8(vld1q_u8(w.add(16 * (run + v))));
+                    let at = offset(BITS, run) + offset(BITS, v);
+                    for t in 0..T {
+                        let a = vdupq_n_s32(acts[t].add(at).cast::<i32>().read_unaligned());
+                        sums[t] = sdot(sums[t], w, vreinterpretq_s8_s32(a));
+                    }
                 }
             }
             sums.map(|v| vreinterpretq_u32_s32(v))

@@ -13,8 +13,10 @@ use std::arch::aarch64::*;
 
 /// Bytes of a vector.
 const VECTOR: usize = 16;
-/// Bytes of an octet at most: 8 groups of 32 columns of 8 bits.
-const OCTET: usize = 256;
+/// Bytes of an octet at most: 8 groups of 128 columns of 8 bits.
+const OCTET: usize = 1024;
+/// Vectors of sums of an octet at most: those of longer groups are added lane by lane.
+const SUMS: usize = 16;
 
 /// The eight lanes of the canonical order.
 type Eight = [float32x4_t; 2];
@@ -48,7 +50,7 @@ pub(super) unsafe fn rows<const BITS: usize, const UNIT: usize, const T: usize>(
     for (t, row) in rows.iter_mut().enumerate() {
         *row = acts.row(t).as_ptr();
     }
-    let (job, terms) = (Job { w, g: Geometry::new(w), acts: rows }, acts.layout().terms());
+    let (job, terms) = (Job { w, g: Geometry::new(w, UNIT), acts: rows }, acts.layout().terms());
     for n in out.range() {
         // SAFETY: the caller's promise.
         let acc = unsafe { job.row::<BITS, UNIT>(n) };
@@ -67,13 +69,14 @@ impl<const T: usize> Job<'_, T> {
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn row<const BITS: usize, const UNIT: usize>(&self, n: usize) -> [Eight; T] {
-        let bytes = UNIT * BITS;
         // What is behind the row meets activations of zero; what is behind the matrix must not be read.
         let codes = &self.w.codes[n * self.w.row_bytes..];
         let mut acc = [[vdupq_n_f32(0.0); 2]; T];
         for o in 0..self.g.acts.groups.div_ceil(LANES) {
             let numbers = self.numbers(n, o);
-            let left = &codes[o * bytes..];
+            let groups = LANES.min(self.g.acts.groups - LANES * o);
+            let bytes = (groups * UNIT * BITS / 8).next_multiple_of(2 * VECTOR);
+            let left = &codes[o * UNIT * BITS..];
             let mut copy = [0u8; OCTET];
             let octet = if left.len() >= bytes {
                 left.as_ptr()
@@ -81,8 +84,8 @@ impl<const T: usize> Job<'_, T> {
                 copy[..left.len()].copy_from_slice(left);
                 copy.as_ptr()
             };
-            // SAFETY: the caller's promise, and an octet's bytes.
-            acc = unsafe { self.octet::<BITS, UNIT>(octet, &numbers, o, acc) };
+            // SAFETY: the caller's promise, and the bytes of the groups.
+            acc = unsafe { self.octet::<BITS, UNIT>(octet, bytes / VECTOR, &numbers, o, acc) };
         }
         acc
     }
@@ -102,22 +105,26 @@ impl<const T: usize> Job<'_, T> {
         numbers
     }
 
-    /// Adds octet `o`.
+    /// Adds octet `o`, of which there are `vectors` vectors of codes.
     ///
     /// # Safety
-    /// As [`rows`]; `codes` points to the octet's bytes.
+    /// As [`rows`]; `codes` points to the vectors.
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn octet<const BITS: usize, const UNIT: usize>(
         &self,
         codes: *const u8,
+        vectors: usize,
         numbers: &Numbers,
         o: usize,
         mut acc: [Eight; T],
     ) -> [Eight; T] {
         let at = &self.g.acts;
-        let mut sums = [[vdupq_n_s32(0); OCTET / VECTOR]; T];
-        let vectors = UNIT * BITS / VECTOR;
+        let mut sums = [[vdupq_n_s32(0); SUMS]; T];
+        let (all, each) = const {
+            let all = UNIT * BITS / VECTOR;
+            if all > SUMS { (LANES, all / LANES) } else { (all, 1) }
+        };
         // Two vectors of codes are a span, and plane `p` of a span's activations is 32 bytes.
         // SAFETY: the caller's promise; activations and their numbers are padded to whole octets.
         unsafe {
@@ -128,12 +135,12 @@ impl<const T: usize> Job<'_, T> {
                     let w = plane::<BITS>(packed, p);
                     for t in 0..T {
                         let a = vld1q_s8(self.acts[t].add(place + 2 * VECTOR * p).cast());
-                        sums[t][v] = sdot(sums[t][v], w, a);
+                        sums[t][v / each] = sdot(sums[t][v / each], w, a);
                     }
                 }
             }
             for t in 0..T {
-                let groups = eight_groups(&mut sums[t], vectors);
+                let groups = eight_groups(&mut sums[t], all);
                 for h in 0..2 {
                     let number = |array: usize| self.acts[t].add(array + 4 * (LANES * o + 4 * h));
                     let mut dots = groups[h];
@@ -169,7 +176,7 @@ fn plane<const BITS: usize>(v: uint8x16_t, p: usize) -> int8x16_t {
 /// Sums of eight groups out of the lanes of their `vectors` vectors.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn eight_groups(sums: &mut [int32x4_t; OCTET / VECTOR], mut vectors: usize) -> [int32x4_t; 2] {
+fn eight_groups(sums: &mut [int32x4_t; SUMS], mut vectors: usize) -> [int32x4_t; 2] {
     while vectors > 2 {
         vectors /= 2;
         for i in 0..vectors {
