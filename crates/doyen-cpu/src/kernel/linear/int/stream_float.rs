@@ -56,7 +56,7 @@ impl Octets for Floats {
                     let weight = _mm256_sub_ps(_mm256_cvtepi32_ps(code), numbers.zero);
                     let place = LANES * (UNIT * o + i * (32 / BITS) + j);
                     for t in 0..T {
-                        let x = _mm256_loadu_ps(job.acts[t].cast::<f32>().add(place));
+                        let x = _mm256_loadu_ps(job.acts[t].add(4 * place).cast());
                         part[t] = _mm256_fmadd_ps(weight, x, part[t]);
                     }
                 }
