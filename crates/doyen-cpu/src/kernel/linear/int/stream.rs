@@ -274,15 +274,15 @@ impl<const T: usize> Job<'_, T> {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
                 }
             }
-            let numbers = |o: usize| self.numbers::<O, BITS, UNIT, TY, ZEROS>(n, scales, o);
             let (whole, left) = (groups / LANES, groups % LANES);
             for o in 0..whole {
                 let at = codes.add(o * UNIT * BITS);
-                acc = O::add::<BITS, UNIT, ZEROS, T>(self, at, LANES, &numbers(o), o, acc);
+                let numbers = self.numbers::<O, BITS, UNIT, TY, ZEROS>(n, scales, o);
+                acc = O::add::<BITS, UNIT, ZEROS, T>(self, at, LANES, &numbers, o, acc);
             }
             if left > 0 {
                 let at = codes.add(whole * UNIT * BITS);
-                let numbers = numbers(whole).first(left);
+                let numbers = self.numbers::<O, BITS, UNIT, TY, ZEROS>(n, scales, whole).first(left);
                 acc = O::add::<BITS, UNIT, ZEROS, T>(self, at, left, &numbers, whole, acc);
             }
             acc

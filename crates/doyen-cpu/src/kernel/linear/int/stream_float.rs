@@ -83,10 +83,11 @@ unsafe fn words<const BITS: usize, const UNIT: usize>(codes: *const u8) -> [__m2
             8 => {
                 let (a, b) = (Eight::load_int(codes), Eight::load_int(codes.add(32)));
                 let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+                let first = _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
+                let second = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
                 // Words come out as those of groups 0 1 4 5 | 2 3 6 7.
-                let order = |v: __m256| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_castps_si256(v));
-                words[0] = order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
-                words[1] = order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+                words[0] = _mm256_permute4x64_epi64::<0b11_01_10_00>(first);
+                words[1] = _mm256_permute4x64_epi64::<0b11_01_10_00>(second);
             }
             bytes => {
                 for part in 0..bytes / 16 {
