@@ -6,7 +6,7 @@ set -uo pipefail
 doyen=$(realpath "${1:?the program}")
 minutes=${2:-10}
 log=$(mktemp)
-# More repetitions than there is time for; it is interrupted.
+# More repetitions than there is time for; it is ended.
 "$doyen" bench ${3:+"$3"} --device cuda --batch 16 --prompt 200 --gen 200 --repetitions 1000000 > "$log" 2>&1 &
 pid=$!
 used() { nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits | awk -F', *' -v p=$pid '$1 == p {print $2}'; }
@@ -24,7 +24,8 @@ if ! kill -0 $pid 2>/dev/null; then
     tail -3 "$log"
     exit 1
 fi
-kill -INT $pid
+# Not interrupted: a background process of a script ignores that.
+kill $pid
 wait $pid
 warm=$((${#samples[@]} / 5))
 printf '%s\n' "${samples[@]:$warm}" | sort -n | awk -v n=$minutes '

@@ -42,6 +42,10 @@ else
     summary+=("greedy tokens of the built-in model: DIFFERENT from the CPU's")
 fi
 step verify 40 "$bin/doyen" verify --device cuda
+if command -v compute-sanitizer > /dev/null; then
+    # Memory that is refused is part of the comparisons.
+    step check-memcheck 300 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 3 "$bin/check" "$cubins"
+fi
 step doctor 30 "$bin/doyen" doctor --device cuda
 if [ -d "$data/conformance" ]; then
     step conformance 90 "$bin/doyen" conformance "$data/conformance" --backend cuda

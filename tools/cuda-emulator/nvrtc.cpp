@@ -42,8 +42,8 @@ int nvrtcCreateProgram(Program** out, const char* source, const char* name, int 
 }
 
 int nvrtcCompileProgram(Program* p, int count, const char* const* options) {
-    char folder[] = "/tmp/cuda-emulator-XXXXXX";
-    if (!mkdtemp(folder)) return 7;
+    std::string folder = (std::filesystem::temp_directory_path() / "cuda-emulator-XXXXXX").string();
+    if (!mkdtemp(folder.data())) return 7;
     const std::filesystem::path at = folder;
     std::ofstream(at / p->name) << p->source;
     std::ofstream(at / "header") << p->header;
