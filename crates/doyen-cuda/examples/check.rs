@@ -1,6 +1,7 @@
 //! Compares the tensor-core kernels with the float32 ones on a card: experts at every pair of widths, block sizes, zero
-//! points, biases and gates, and products, with few and many rows. The float32 kernels themselves are judged by the
-//! conformance cases. Nodes with a past, experts of small floats and dense ones are compared with the plain executor.
+//! points, biases and gates, and products, with few and many rows; and tokens chosen on the card with the host's choice, which
+//! is the same to the last bit. The float32 kernels themselves are judged by the conformance cases. Nodes with a past, experts of
+//! small floats and dense ones are compared with the plain executor.
 //!
 //! Usage: check [CUBIN_FOLDER]; the exit code is 1 when something differs.
 
@@ -8,9 +9,12 @@ mod graph;
 mod stateful;
 
 use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
-use doyen_graph::{device::Numerics, lowered::Lowered};
+use doyen_graph::{
+    device::{Draw, Numerics},
+    lowered::Lowered,
+};
 use doyen_tensor::{DType, FloatType, Tensor};
-use graph::{Bank, Build, Result, inputs, session, step};
+use graph::{Bank, Build, Result, choose, inputs, session, step};
 use std::process::ExitCode;
 
 /// ||a - b|| / ||b||; NaN never passes a comparison.
@@ -115,6 +119,52 @@ fn products(check: &mut Check) -> Result<()> {
     Ok(())
 }
 
+/// Rows of few and of many logits, smooth ones and ones of few values, some of them no numbers; every kind of draw.
+fn draws(check: &mut Check) -> Result<()> {
+    for vocab in [5, 33, 1000, 32_003, 151_936] {
+        let mut build = Build::new(vocab as u64);
+        let x = build.input(vocab);
+        let y = build.selected(x, vocab);
+        build.graph.outputs.push(y);
+        let mut draws = Vec::new();
+        for temperature in [0.0, 0.3, 1.0, 1.7] {
+            for (top_k, top_p, min_p) in [
+                (0, 1.0, 0.0),
+                (1, 1.0, 0.0),
+                (40, 1.0, 0.0),
+                (0, 0.9, 0.0),
+                (50, 0.95, 0.0),
+                (0, 0.999, 0.1),
+                (7, 1.0, 0.2),
+            ] {
+                let random = (build.floats(1, 0.5)[0] * 16_777_216.0) as i32 as u32 & 0xff_ffff;
+                draws.push(Draw { temperature, top_k, top_p, min_p, random });
+            }
+        }
+        let mut logits = build.floats(draws.len() * vocab, 12.0);
+        for (i, l) in logits.iter_mut().enumerate() {
+            match i / vocab % 4 {
+                1 => *l = l.round(),
+                2 if i % 3 == 0 => *l = f32::NAN,
+                3 => *l = 4.0,
+                _ => {}
+            }
+        }
+        let given = [Tensor::from_slice([draws.len(), vocab], &logits)?];
+        let mut session = session(&check.devices[0].1, &build.graph, draws.len(), Numerics::Fast)?;
+        let chosen = choose(session.as_mut(), &draws, &given)?;
+        for ((draw, row), chosen) in draws.iter().zip(logits.chunks_exact(vocab)).zip(chosen) {
+            let expected = Some(draw.choose(row, &mut Vec::new()));
+            check.run += 1;
+            if chosen != expected {
+                check.failed += 1;
+                println!("DIFFERS {draw:?} of {vocab} logits: {chosen:?} for {expected:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<ExitCode> {
     let cache: Option<std::path::PathBuf> = std::env::args().nth(1).map(Into::into);
     let open = |operand, limit, dense| {
@@ -137,6 +187,7 @@ fn main() -> Result<ExitCode> {
         stateful.run, stateful.failed, stateful.worst
     );
     let mut check = Check { devices, run: 0, failed: 0, worst: 0.0 };
+    draws(&mut check)?;
     products(&mut check)?;
     experts(&mut check)?;
     println!(

@@ -197,6 +197,45 @@ __device__ __forceinline__ u64 cache_row(const Batch& b, int sequence, u32 head,
     return (((u64)page * b.kv_heads + head) << b.page_shift) + (position & ((1u << b.page_shift) - 1));
 }
 
+// ---- normalisation -------------------------------------------------------------------------------------------------
+
+// y = norm(x [+ skip + bias]) * gamma [+ beta] over rows of `width`; `sum` receives what was normalised. Mirrors
+// `NormParams`.
+struct NormParams {
+    const float* x;
+    const float* skip;
+    const void* bias;
+    const void* gamma;
+    const void* beta;
+    float* y;
+    float* sum;
+    u32 width;
+    u32 bias_float;
+    u32 gamma_float;
+    u32 beta_float;
+    u32 layer;  // subtract the mean
+    float eps;
+};
+
+// Four floats from `i` on, a multiple of 4.
+__device__ __forceinline__ float4 load_float4(const void* p, u32 i, u32 kind) {
+    if (kind == F32) return *(const float4*)((const float*)p + i);
+    const uint2 v = *(const uint2*)((const u16*)p + i);
+    const u16 h[4] = {(u16)v.x, (u16)(v.x >> 16), (u16)v.y, (u16)(v.y >> 16)};
+    return kind == F16 ? make_float4(f16_to_f32(h[0]), f16_to_f32(h[1]), f16_to_f32(h[2]), f16_to_f32(h[3]))
+                       : make_float4(bf16_to_f32(h[0]), bf16_to_f32(h[1]), bf16_to_f32(h[2]), bf16_to_f32(h[3]));
+}
+
+__device__ __forceinline__ void add4(float4& a, float4 b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
+
+// Four numbers of a row before its norm.
+__device__ __forceinline__ float4 before_norm(const NormParams& p, u64 row, u32 column) {
+    float4 v = *(const float4*)(p.x + row * p.width + column);
+    if (p.skip) add4(v, *(const float4*)(p.skip + row * p.width + column));
+    if (p.bias) add4(v, load_float4(p.bias, column, p.bias_float));
+    return v;
+}
+
 // ---- quantized weights ---------------------------------------------------------------------------------------------
 
 enum ZeroKind : u32 { ZERO_DEFAULT = 0, ZERO_PER_BLOCK = 1, ZERO_ACROSS_ROWS = 2, ZERO_FLOAT = 3 };

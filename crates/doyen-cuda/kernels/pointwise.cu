@@ -1,40 +1,11 @@
-// Norms, embeddings, element-wise operators, softmax over rows, row selection, transposition and argmax; float32.
+// Norms, embeddings, element-wise operators, softmax over rows, row selection, transposition; float32.
 
 #include "doyen.cuh"
 
 // ---- normalisation -------------------------------------------------------------------------------------------------
 
-// y = norm(x [+ skip + bias]) * gamma [+ beta] over rows of `width`; `sum` receives what was normalised. Mirrors
-// `NormParams`.
-struct NormParams {
-    const float* x;
-    const float* skip;
-    const void* bias;
-    const void* gamma;
-    const void* beta;
-    float* y;
-    float* sum;
-    u32 width;
-    u32 bias_float;
-    u32 gamma_float;
-    u32 beta_float;
-    u32 layer;  // subtract the mean
-    float eps;
-};
-
 #define NORM_THREADS 512
 #define NORM_LOTS 4  // of 4 numbers that a thread keeps
-
-// Four floats from `i` on, a multiple of 4.
-__device__ __forceinline__ float4 load_float4(const void* p, u32 i, u32 kind) {
-    if (kind == F32) return *(const float4*)((const float*)p + i);
-    const uint2 v = *(const uint2*)((const u16*)p + i);
-    const u16 h[4] = {(u16)v.x, (u16)(v.x >> 16), (u16)v.y, (u16)(v.y >> 16)};
-    return kind == F16 ? make_float4(f16_to_f32(h[0]), f16_to_f32(h[1]), f16_to_f32(h[2]), f16_to_f32(h[3]))
-                       : make_float4(bf16_to_f32(h[0]), bf16_to_f32(h[1]), bf16_to_f32(h[2]), bf16_to_f32(h[3]));
-}
-
-__device__ __forceinline__ void add4(float4& a, float4 b) { a.x += b.x, a.y += b.y, a.z += b.z, a.w += b.w; }
 
 // A row that the block's threads keep in registers: every load is on its way before the first is used.
 __device__ __forceinline__ void normalize_kept(const NormParams& p, float* buffer) {
@@ -331,36 +302,4 @@ extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constan
         transpose_tile<u32>(p);
     else
         transpose_tile<u16>(p);
-}
-
-// The index of the largest element of each row, the lowest among equals; NaN loses to every number. Mirrors
-// `ArgmaxParams`.
-struct ArgmaxParams {
-    const float* x;
-    u32* y;
-    u32 width;
-};
-
-extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxParams p) {
-    in_order();
-    __shared__ float values[32];
-    __shared__ u32 places[32];
-    const float* x = p.x + (u64)blockIdx.x * p.width;
-    float best = -INF;
-    u32 at = 0xffffffffu;
-    for (u32 i = threadIdx.x; i < p.width; i += 1024) {
-        float v = x[i];
-        if (v == v && (v > best || at == 0xffffffffu)) best = v, at = i;
-    }
-    auto meet = [&](float v, u32 i) {
-        if (i != 0xffffffffu && (at == 0xffffffffu || v > best || (v == best && i < at))) best = v, at = i;
-    };
-    for (int o = 16; o; o >>= 1) meet(__shfl_xor_sync(0xffffffffu, best, o), __shfl_xor_sync(0xffffffffu, at, o));
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, places[threadIdx.x / 32] = at;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        best = values[threadIdx.x], at = places[threadIdx.x];
-        for (int o = 16; o; o >>= 1) meet(__shfl_xor_sync(0xffffffffu, best, o), __shfl_xor_sync(0xffffffffu, at, o));
-        if (threadIdx.x == 0) p.y[blockIdx.x] = at == 0xffffffffu ? 0 : at;
-    }
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void route_kept(const RouteParams& p, const float* lo
     float values[KEPT];
     u32 keys[KEPT];
 #pragma unroll
-    for (u32 i = 0; i < KEPT; i++) values[i] = i * 32 + lane < p.experts ? logits[i * 32 + lane] : -INF;
+    for (u32 i = 0; i < KEPT; i++) values[i] = i * 32 + lane < p.experts ? __ldcg(logits + i * 32 + lane) : -INF;
 #pragma unroll
     for (u32 i = 0; i < KEPT; i++) keys[i] = i * 32 + lane < p.experts ? key_of(values[i]) : 0;
     u32 mine = 0, key = 0;
@@ -291,4 +291,93 @@ extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant_
         for (u32 j = 0; j < p.k; j++) sum += p.mix[token * p.k + j] * p.rows[(token * p.k + j) * p.hidden + i];
         p.y[at] = sum;
     }
+}
+
+// ---- norm, router and routes in one launch --------------------------------------------------------------------------
+
+#define ROUTER_WARPS 8
+#define ROUTER_AHEAD 16  // loads of a lane before the norm
+
+// Mirrors `RouterParams`: the logits of normalised rows, and the routes of those.
+struct RouterParams {
+    NormParams norm;
+    Weights w;           // floats, [experts, width]
+    RouteParams route;   // its `logits` are written here
+    const void* bias;
+    float* logits;
+    u32* arrived;        // [tokens], zeros, which are left behind too
+    u32 bias_float;
+    u32 m;
+};
+
+// A warp an expert of a token; every block normalises the token's row again, which is cheaper than a launch that does it once. The
+// token's last block selects its routes. Shared memory: the row.
+extern "C" __global__ void __launch_bounds__(32 * ROUTER_WARPS) router(const __grid_constant__ RouterParams p) {
+    extern __shared__ float row[];
+    __shared__ float buffer[32];
+    __shared__ bool last;
+    allow_next();
+    const u32 lane = threadIdx.x % 32, expert = blockIdx.x * ROUTER_WARPS + threadIdx.x / 32, token = blockIdx.y;
+    const u32 width = p.norm.width, bytes = p.w.row_bytes;
+    const u8* weights = p.w.codes + (u64)min(expert, p.w.rows - 1) * bytes;
+    // Weights are not of this step.
+    float4 first[ROUTER_AHEAD];
+#pragma unroll
+    for (u32 i = 0; i < ROUTER_AHEAD; i++) {
+        const u32 c = (i * 32 + lane) * 4;
+        first[i] = c < width ? load_float4(weights, c, p.w.scale_float) : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+    await_earlier();
+    const NormParams& n = p.norm;
+    const bool leaves = blockIdx.x == 0;
+    float total = 0.f, squares = 0.f;
+    for (u32 c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
+        const float4 v = before_norm(n, token, c);
+        *(float4*)(row + c) = v;
+        if (leaves && n.sum) *(float4*)(n.sum + (u64)token * width + c) = v;
+        total += v.x + v.y + v.z + v.w;
+    }
+    const float mean = n.layer ? block_sum(total, buffer) / width : 0.f;
+    for (u32 c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
+        float4 v = *(const float4*)(row + c);
+        v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean;
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    const float inv = 1.f / sqrtf(block_sum(squares, buffer) / width + n.eps);
+    for (u32 c = threadIdx.x * 4; c < width; c += blockDim.x * 4) {
+        const float4 v = *(const float4*)(row + c), gamma = load_float4(n.gamma, c, n.gamma_float);
+        float4 y = make_float4((v.x - mean) * inv * gamma.x, (v.y - mean) * inv * gamma.y, (v.z - mean) * inv * gamma.z,
+                               (v.w - mean) * inv * gamma.w);
+        if (n.beta) add4(y, load_float4(n.beta, c, n.beta_float));
+        *(float4*)(row + c) = y;
+        if (leaves) *(float4*)(n.y + (u64)token * width + c) = y;
+    }
+    __syncthreads();
+    if (expert < p.w.rows) {
+        float sum = 0.f;
+        auto add = [&](u32 c, const float4& w) {
+            const float4 x = *(const float4*)(row + c);
+            sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
+        };
+#pragma unroll
+        for (u32 i = 0; i < ROUTER_AHEAD; i++)
+            if ((i * 32 + lane) * 4 < width) add((i * 32 + lane) * 4, first[i]);
+#pragma unroll 8
+        for (u32 c = (ROUTER_AHEAD * 32 + lane) * 4; c < width; c += 128) add(c, load_float4(weights, c, p.w.scale_float));
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            if (p.bias) sum += load_float(p.bias, expert, p.bias_float);
+            p.logits[(u64)token * p.w.rows + expert] = sum;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(p.arrived + token, 1u) == gridDim.x - 1;
+        if (last) p.arrived[token] = 0;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x >= 32) return;
+    __threadfence();
+    route_kept(p.route, p.logits + (u64)token * p.w.rows, nullptr, token);
 }

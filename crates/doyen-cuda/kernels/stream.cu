@@ -17,6 +17,7 @@
 #define WARPS 8
 #define SUM_WARPS 16
 #define SUM_STAGES 3
+#define NORMED_STAGES 2  // beside what a norm keeps in registers
 
 // Mirrors `StreamParams`.
 struct StreamParams {
@@ -290,6 +291,126 @@ __device__ __forceinline__ void product(const StreamParams& p, u8* shared, float
     }
 }
 
+// A product of several that share their activations.
+struct Part {
+    Weights w;
+    float* y;          // [m, rows]
+    const void* bias;
+    u32 bias_float;
+    u32 groups;        // groups of 16 rows of it and of the parts before it
+};
+
+#define PARTS_MOST 3
+
+// Mirrors `NormedParams`: the products of normalised rows.
+struct NormedParams {
+    NormParams norm;
+    Part parts[PARTS_MOST];
+    u32 count;
+    u32 m;
+    u32 split;
+};
+
+// Normalises `m` rows and brings them to shared memory as `narrow_rows` does. One block of the launch leaves the rows and what
+// was normalised for others. `kept` has room for a row.
+__device__ __forceinline__ void normed_rows(u8* shared, float* kept, const NormParams& p, u32 m) {
+    using Codes = Unit<BITS, RUN, OPERAND>;
+    __shared__ float buffer[32];
+    for (u32 i = threadIdx.x; i < ZEROS / 4; i += blockDim.x) ((u32*)shared)[i] = 0;
+    const u32 runs = line_bytes(p.width) / (RUN * 2);
+    const bool leaves = blockIdx.x == 0;
+    for (u32 row = 0; row < m; row++) {
+        float total = 0.f, squares = 0.f;
+        for (u32 c = threadIdx.x * 4; c < p.width; c += blockDim.x * 4) {
+            const float4 v = before_norm(p, row, c);
+            *(float4*)(kept + c) = v;
+            if (leaves && p.sum) *(float4*)(p.sum + (u64)row * p.width + c) = v;
+            total += v.x + v.y + v.z + v.w;
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        total = p.layer ? block_sum(total, buffer) / p.width : 0.f;
+        if (p.layer) {
+            squares = 0.f;
+            for (u32 c = threadIdx.x * 4; c < p.width; c += blockDim.x * 4) {
+                float4 v = *(const float4*)(kept + c);
+                v.x -= total, v.y -= total, v.z -= total, v.w -= total;
+                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            }
+        }
+        const float inv = 1.f / sqrtf(block_sum(squares, buffer) / p.width + p.eps);
+        for (u32 run = threadIdx.x; run < runs; run += blockDim.x) {
+            float v[RUN];
+#pragma unroll
+            for (u32 j = 0; j < RUN / 4; j++) {
+                const u32 c = run * RUN + 4 * j;
+                float4 q = make_float4(0.f, 0.f, 0.f, 0.f);
+                if (c < p.width) {
+                    const float4 x = *(const float4*)(kept + c), gamma = load_float4(p.gamma, c, p.gamma_float);
+                    q = make_float4((x.x - total) * inv * gamma.x, (x.y - total) * inv * gamma.y,
+                                    (x.z - total) * inv * gamma.z, (x.w - total) * inv * gamma.w);
+                    if (p.beta) add4(q, load_float4(p.beta, c, p.beta_float));
+                    if (leaves) *(float4*)(p.y + (u64)row * p.width + c) = q;
+                }
+                v[4 * j] = q.x, v[4 * j + 1] = q.y, v[4 * j + 2] = q.z, v[4 * j + 3] = q.w;
+            }
+            u32 out[RUN / 2];
+#pragma unroll
+            for (int j = 0; j < RUN / 2; j++) out[j] = OPERAND::pack(v[Codes::first(j)], v[Codes::second(j)]);
+            uint4* to = (uint4*)(shared + ZEROS) + (row * runs + run) * 2;
+            to[0] = make_uint4(out[0], out[1], out[2], out[3]);
+            to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+        }
+        __syncthreads();
+    }
+}
+
+// Products of the same normalised rows: every block normalises them again, which is cheaper than a launch that does it once.
+// A warp has 16 rows of a part, or shares their columns.
+template <bool PLAIN>
+__device__ __forceinline__ void normed(const NormedParams& p, u8* shared, float4 (*parts)[32]) {
+    const u32 g = threadIdx.x % 32 / 4, warp = threadIdx.x / 32, part = warp % p.split;
+    u32 group = blockIdx.x * (WARPS / p.split) + warp / p.split, at = 0;
+    while (at + 1 < p.count && group >= p.parts[at].groups) at++;
+    if (at) group -= p.parts[at - 1].groups;
+    const Part& own = p.parts[at];
+    const Weights& w = own.w;
+    const u32 segments = segments_of(w);
+    const u32 n[2] = {group * 16 + g, group * 16 + 8 + g};
+    const u32 row[2] = {n[0] < w.rows ? n[0] : 0, n[1] < w.rows ? n[1] : 0};
+    const Rows rows = rows_of(w, 0, row);
+    Lot<PLAIN> lots[NORMED_STAGES];
+#pragma unroll
+    for (int i = 0; i < NORMED_STAGES; i++) fetch<PLAIN>(lots[i], w, rows, part + i * p.split);
+    // Behind the activations. Weights of the norm are not of this step.
+    float* kept = (float*)(shared + ZEROS + p.m * line_bytes(p.norm.width));
+    for (u32 at = threadIdx.x * 128; at < p.norm.width * (p.norm.gamma_float == F32 ? 4 : 2); at += blockDim.x * 128)
+        asm volatile("prefetch.global.L1 [%0];" ::"l"((const u8*)p.norm.gamma + at));
+    await_earlier();
+    normed_rows(shared, kept, p.norm, p.m);
+
+    __syncthreads();
+    const Columns columns = columns_of(p.m, w.cols);
+    float sum[2][2] = {{0.f, 0.f}, {0.f, 0.f}};
+    for (u32 segment0 = part; segment0 < segments; segment0 += NORMED_STAGES * p.split)
+#pragma unroll
+        for (int i = 0; i < NORMED_STAGES; i++) {
+            const u32 segment = segment0 + i * p.split;
+            if (segment >= segments) break;
+            consume<PLAIN>(sum, lots[i], w, shared + columns.first + segment * columns.step, 1.f);
+            fetch<PLAIN>(lots[i], w, rows, segment + NORMED_STAGES * p.split);
+        }
+    if (!join(sum, parts, part, p.split)) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int s = 0; s < SUMS; s++) {
+            const u32 token = token_of(s);
+            if (token >= p.m || n[r] >= w.rows) continue;
+            const float b = own.bias ? load_float(own.bias, n[r], own.bias_float) : 0.f;
+            own.y[(u64)token * w.rows + n[r]] = sum[r][s] + b;
+        }
+}
+
 // FC1 and the activation, route by route: row g of a lane is a gate, row g + 8 its linear row.
 template <bool PLAIN>
 __device__ __forceinline__ void activated(const StreamParams& p, u8* shared, float4 (*parts)[32]) {
@@ -409,27 +530,32 @@ __device__ __forceinline__ bool is_plain(const Weights& w) {
     return w.zero_kind == ZERO_DEFAULT && w.scale_float != F32 && (PARTS == 1 || w.blocks % 2 == 0);
 }
 
-#define BY_LAYOUT(F, WARPS)                   \
+#define BY_LAYOUT(F, WARPS, W)                  \
     extern __shared__ __align__(16) u8 shared[]; \
     __shared__ float4 parts[WARPS][32];       \
-    if (is_plain(p.w))                        \
+    if (is_plain(W))                        \
         F<true>(p, shared, parts);            \
     else                                      \
         F<false>(p, shared, parts);
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) stream(const __grid_constant__ StreamParams p) {
     allow_next();
-    BY_LAYOUT(product, WARPS)
+    BY_LAYOUT(product, WARPS, p.w)
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) stream_normed(const __grid_constant__ NormedParams p) {
+    allow_next();
+    BY_LAYOUT(normed, WARPS, p.parts[0].w)
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) stream_activated(const __grid_constant__ StreamParams p) {
     await_earlier();
     // Not before: who follows reads the routes without waiting.
     allow_next();
-    BY_LAYOUT(activated, WARPS)
+    BY_LAYOUT(activated, WARPS, p.w)
 }
 
 extern "C" __global__ void __launch_bounds__(32 * SUM_WARPS, 1) stream_sum(const __grid_constant__ StreamParams p) {
     allow_next();
-    BY_LAYOUT(summed, SUM_WARPS)
+    BY_LAYOUT(summed, SUM_WARPS, p.w)
 }

@@ -6,6 +6,9 @@
 // are the right operand, in shared memory, brought by cp.async some steps ahead. float16 weights are kept 2^6 times too
 // large, as in tile.cu.
 //
+// Where weight rows are too few for the card, blocks of a cluster share the columns of the same rows: each multiplies a run of
+// steps, and adds up its share of the sums from the shared memory of all.
+//
 // The grouped entries do the same for every expert over the rows routed to it; `activated` ends FC1 with the activation and
 // leaves rows in the order in which FC2 reads them.
 
@@ -119,6 +122,23 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// ---- clusters ---------------------------------------------------------------------------------------------------
+
+// Waits for all blocks of the cluster, and sees what they wrote.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A number in the shared memory of another block of the cluster.
+__device__ __forceinline__ float of_block(u32 address, u32 block) {
+    u32 there;
+    float v;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+    return v;
+}
+
 // ---- the product ------------------------------------------------------------------------------------------------
 
 // What a lane keeps of a step of its two rows.
@@ -136,16 +156,23 @@ struct Place {
     u32 row[2];
 };
 
-template <int N>
-__device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p, const Place& at) {
+// A run of steps.
+struct Span {
+    u32 first;
+    u32 end;
+};
+
+__device__ __forceinline__ u32 steps_of(const Weights& w) { return (w.cols + BK - 1) / BK; }
+
+// `x_row(r)` is where row r of the activations is.
+template <int N, class XRow>
+__device__ __forceinline__ void multiply(float (&c)[N / 2], const Weights& w, const Place& at, const Span& span, XRow x_row) {
     constexpr int PIECES = (N * (BK / 8) + THREADS - 1) / THREADS;  // 16-byte pieces of x that a thread brings a step
     constexpr int AHEAD = 2;  // steps of codes on their way
     constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;  // float16 keeps weights larger
     extern __shared__ __align__(1024) u8 memory[];
     const u32 xs = shared_address(memory);
-    const Weights& w = p.w;
     const u32 tid = threadIdx.x, t = tid % 4;
-    const u32 steps = (w.cols + BK - 1) / BK;
 
     const u16* x_rows[PIECES];
     bool x_live[PIECES];
@@ -153,12 +180,10 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
     for (int i = 0; i < PIECES; i++) {
         u32 r = at.first + tid / 8 + i * (THREADS / 8);
         x_live[i] = r < at.end && r < at.first + N;
-        u64 row = x_live[i] ? r : at.first;
-        if (p.x_div) row = (p.order ? (u32)p.order[row] : (u32)row) / p.x_div;
-        x_rows[i] = p.x + row * p.x_stride + tid % 8 * 8;
+        x_rows[i] = x_row(x_live[i] ? r : at.first) + tid % 8 * 8;
     }
     auto bring = [&](u32 step, u32 stage) {
-        if (step < steps)
+        if (step < span.end)
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 const u32 r = tid / 8 + i * (THREADS / 8);
@@ -182,7 +207,7 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
         for (int r = 0; r < 2; r++) {
             s.codes[r].zero();
             s.scales[r] = 0, s.zeros[r] = 1u << (BITS - 1);
-            if (column >= w.cols) continue;
+            if (column >= w.cols || step >= span.end) continue;
             s.codes[r].load(codes[r] + (u64)step * (8 * BITS));
             const u64 scale = scales[r] + (column >> w.block_shift);
             s.scales[r] = w.scale_float == F32 ? ((const u32*)w.scales)[scale] : ((const u16*)w.scales)[scale];
@@ -214,15 +239,15 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const WideParams& p,
 #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = 0.f;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) load(ahead[i], i);
+    for (int i = 0; i < AHEAD; i++) load(ahead[i], span.first + i);
 #pragma unroll
-    for (u32 i = 0; i < STAGES - 1; i++) bring(i, i);
+    for (u32 i = 0; i < STAGES - 1; i++) bring(span.first + i, i);
     u32 stage = 0;  // of the step
-    for (u32 step0 = 0; step0 < steps; step0 += AHEAD)
+    for (u32 step0 = span.first; step0 < span.end; step0 += AHEAD)
 #pragma unroll
         for (int set = 0; set < AHEAD; set++) {
             const u32 step = step0 + set;
-            if (step >= steps) break;
+            if (step >= span.end) break;
             // The step before is done with its left operands and with its stage. Left operands that are defined while
             // others are in use make warpgroup instructions wait for each other; the second block of a multiprocessor
             // multiplies in the meantime.
@@ -258,6 +283,11 @@ __device__ __forceinline__ bool place(const WideParams& p, Place& at) {
     return true;
 }
 
+__device__ __forceinline__ const u16* row_of(const WideParams& p, u64 r) {
+    if (p.x_div) r = (p.order ? (u32)p.order[r] : (u32)r) / p.x_div;
+    return p.x + r * p.x_stride;
+}
+
 template <int N>
 __device__ __forceinline__ void product(const WideParams& p) {
     Place at;
@@ -268,7 +298,7 @@ __device__ __forceinline__ void product(const WideParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; h++) at.row[h] = n[h] < p.w.rows ? n[h] : 0;
     float c[N / 2];
-    multiply<N>(c, p, at);
+    multiply<N>(c, p.w, at, {0, steps_of(p.w)}, [&](u64 r) { return row_of(p, r); });
     float bias[2] = {0.f, 0.f};
     if (p.bias)
 #pragma unroll
@@ -285,6 +315,64 @@ __device__ __forceinline__ void product(const WideParams& p) {
             for (int h = 0; h < 2; h++)
                 if (n[h] < p.w.rows) y[n[h]] = c[4 * j + 2 * h + e] + bias[h];
         }
+}
+
+// A product of several that share their activations.
+struct Part {
+    Weights w;
+    float* y;         // [m, rows]
+    const void* bias;
+    u32 bias_float;
+    u32 blocks;       // blocks of rows of it and of the parts before it
+};
+
+#define PARTS_MOST 3
+#define SPLIT_ROWS 64  // of activations
+
+// Mirrors `SplitParams`.
+struct SplitParams {
+    Part parts[PARTS_MOST];
+    const u16* x;     // narrowed by `narrow_wide`
+    u64 x_stride;
+    u32 count;
+    u32 m;
+};
+
+// Products whose weight rows are too few for the card: the blocks of a cluster share the columns of the same rows.
+__device__ __forceinline__ void split_product(const SplitParams& p) {
+    constexpr int N = SPLIT_ROWS;
+    u32 block = blockIdx.x, which = 0;
+    while (which + 1 < p.count && block >= p.parts[which].blocks) which++;
+    if (which) block -= p.parts[which - 1].blocks;
+    const Part& own = p.parts[which];
+    const Weights& w = own.w;
+    const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    Place at = {0, blockIdx.y * N, min(p.m, blockIdx.y * N + N), {0, 0}};
+    u32 n[2];
+    n[0] = block * ROWS + threadIdx.x / 32 * 16 + g, n[1] = n[0] + 8;
+#pragma unroll
+    for (int h = 0; h < 2; h++) at.row[h] = n[h] < w.rows ? n[h] : 0;
+    float c[N / 2];
+    const u32 steps = steps_of(w), split = gridDim.z, rank = blockIdx.z;
+    multiply<N>(c, w, at, {steps * rank / split, steps * (rank + 1) / split}, [&](u64 r) { return p.x + r * p.x_stride; });
+    // The stages of activations have room for the sums of all threads; no warp reads them any more.
+    extern __shared__ __align__(1024) u8 memory[];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) ((float*)memory)[i * THREADS + threadIdx.x] = c[i];
+    cluster_meet();
+    float bias[2] = {0.f, 0.f};
+    if (own.bias)
+#pragma unroll
+        for (int h = 0; h < 2; h++) bias[h] = load_float(own.bias, at.row[h], own.bias_float);
+    for (u32 i = rank; i < N / 2; i += split) {
+        float v = 0.f;
+        for (u32 other = 0; other < split; other++) v += of_block(shared_address(memory) + (i * THREADS + threadIdx.x) * 4, other);
+        const u32 r = at.first + i / 4 * 8 + 2 * t + i % 2, row = i / 2 % 2 ? n[1] : n[0];
+        if (r < at.end && row < w.rows) own.y[(u64)r * w.rows + row] = v + (i / 2 % 2 ? bias[1] : bias[0]);
+    }
+    // Nobody leaves while others read from it.
+    cluster_meet();
 }
 
 // Place of column `i` in a row that `wide_column` orders, for codes of `span` a word.
@@ -313,7 +401,7 @@ __device__ __forceinline__ void activated(const WideParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; h++) at.row[h] = value[h] < inter ? n[h] : 0;
     float c[N / 2];
-    multiply<N>(c, p, at);
+    multiply<N>(c, p.w, at, {0, steps_of(p.w)}, [&](u64 r) { return row_of(p, r); });
     float bias[2] = {0.f, 0.f};
     if (p.bias)
 #pragma unroll
@@ -348,6 +436,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_64(const __grid_co
 extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_128(const __grid_constant__ WideParams p) {
     in_order();
     product<128>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_split(const __grid_constant__ SplitParams p) {
+    in_order();
+    split_product(p);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 3) wide_activated_48(const __grid_constant__ WideParams p) {
     in_order();

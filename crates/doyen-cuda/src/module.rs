@@ -179,12 +179,14 @@ pub enum Module {
     Dense,
     /// What the tensor cores do at most.
     Peak,
+    /// Choice of tokens.
+    Sample,
 }
 
 impl Module {
     /// Every module, with every variant.
     pub fn all() -> Vec<Self> {
-        let mut all = vec![Self::Pointwise, Self::Route, Self::Attention];
+        let mut all = vec![Self::Pointwise, Self::Route, Self::Attention, Self::Sample];
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Eight(b, o))));
@@ -221,6 +223,7 @@ impl Module {
             Self::Expand(_) => ("expand.cu", include_str!("../kernels/expand.cu")),
             Self::Dense => ("dense.cu", include_str!("../kernels/dense.cu")),
             Self::Peak => ("peak.cu", include_str!("../kernels/peak.cu")),
+            Self::Sample => ("sample.cu", include_str!("../kernels/sample.cu")),
         }
     }
 
@@ -230,6 +233,7 @@ impl Module {
             Self::Pointwise
             | Self::Route
             | Self::Attention
+            | Self::Sample
             | Self::State
             | Self::Gated
             | Self::Latent
@@ -258,9 +262,9 @@ impl Module {
     pub const fn entries(self) -> &'static [&'static str] {
         match self {
             Self::Pointwise => {
-                &["normalize", "embed", "unary", "binary", "softmax", "select_rows", "transpose", "argmax"]
+                &["normalize", "embed", "unary", "binary", "softmax", "select_rows", "transpose"]
             }
-            Self::Route => &["route", "group", "activate_rows", "combine"],
+            Self::Route => &["route", "group", "activate_rows", "combine", "router"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Eight(..) => &["eight", "eight_activated"],
@@ -270,12 +274,14 @@ impl Module {
                 "wide_48",
                 "wide_64",
                 "wide_128",
+                "wide_split",
                 "wide_activated_48",
                 "wide_activated_64",
                 "wide_activated_128",
                 "narrow_wide",
             ],
-            Self::Stream(..) => &["stream", "stream_activated", "stream_sum"],
+            Self::Stream(..) => &["stream", "stream_normed", "stream_activated", "stream_sum"],
+            Self::Sample => &["sample"],
             Self::Gemm(..) => &["gemm_16", "gemm_64", "grouped_16", "grouped_64"],
             Self::State => {
                 &["causal_conv", "linear_64", "linear_128", "linear_256", "linear_512", "linear_any"]
@@ -297,6 +303,7 @@ impl fmt::Display for Module {
             Self::Pointwise => f.write_str("pointwise"),
             Self::Route => f.write_str("route"),
             Self::Attention => f.write_str("attention"),
+            Self::Sample => f.write_str("sample"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
             Self::Eight(b, o) => write!(f, "eight_{}b_{o}", b.get()),

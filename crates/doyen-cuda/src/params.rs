@@ -207,6 +207,20 @@ pub(crate) struct Route {
     pub(crate) weighting: u32,
 }
 
+/// `RouterParams` of route.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Router {
+    pub(crate) norm: Norm,
+    pub(crate) w: Weights,
+    pub(crate) route: Route,
+    pub(crate) bias: Addr,
+    pub(crate) logits: Addr,
+    pub(crate) arrived: Addr,
+    pub(crate) bias_float: u32,
+    pub(crate) m: u32,
+}
+
 /// `GroupParams` of route.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -245,7 +259,7 @@ pub(crate) struct Combine {
     pub(crate) k: u32,
 }
 
-/// `NormParams` of pointwise.cu.
+/// `NormParams` of doyen.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Norm {
@@ -262,6 +276,43 @@ pub(crate) struct Norm {
     pub(crate) beta_float: u32,
     pub(crate) layer: u32,
     pub(crate) eps: f32,
+}
+
+/// Products that share their activations in one launch at most.
+pub(crate) const PARTS: usize = 3;
+
+/// `Part` of stream.cu and of wide.cu: a product of several.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) w: Weights,
+    pub(crate) y: Addr,
+    pub(crate) bias: Addr,
+    pub(crate) bias_float: u32,
+    /// Groups of rows, or blocks of them, of it and of the parts before it.
+    pub(crate) end: u32,
+}
+
+/// `NormedParams` of stream.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Normed {
+    pub(crate) norm: Norm,
+    pub(crate) parts: [Part; PARTS],
+    pub(crate) count: u32,
+    pub(crate) m: u32,
+    pub(crate) split: u32,
+}
+
+/// `SplitParams` of wide.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Split {
+    pub(crate) parts: [Part; PARTS],
+    pub(crate) x: Addr,
+    pub(crate) x_stride: u64,
+    pub(crate) count: u32,
+    pub(crate) m: u32,
 }
 
 /// `EmbedParams` of pointwise.cu.
@@ -422,8 +473,20 @@ pub(crate) struct Attend {
     pub(crate) softcap: f32,
 }
 
+/// `SampleParams` of sample.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) logits: Addr,
+    pub(crate) draws: Addr,
+    pub(crate) tokens: Addr,
+    pub(crate) vocab: u32,
+}
+
 params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
-params!(Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Wide, NarrowWide);
+params!(
+    Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Wide, NarrowWide, Sample, Normed, Split, Router
+);
 
 #[cfg(test)]
 mod tests {
@@ -445,6 +508,11 @@ mod tests {
         assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Group>(), 5 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Norm>(), 7 * 8 + 6 * 4);
+        assert_eq!(size_of::<Router>(), 80 + 88 + 48 + 3 * 8 + 2 * 4);
+        assert_eq!(size_of::<Part>(), 88 + 2 * 8 + 2 * 4);
+        assert_eq!(size_of::<Normed>(), 80 + 3 * 112 + 3 * 4 + 4);
+        assert_eq!(size_of::<Split>(), 3 * 112 + 2 * 8 + 2 * 4);
+        assert_eq!(size_of::<Sample>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);
         assert_eq!(size_of::<Store>(), 2 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Batch>(), 6 * 8 + 2 * 4);

@@ -350,7 +350,8 @@ impl Bank {
             wide: u32::from(self.width == Width::F32),
         };
         // A grid has 65535 blocks along the second axis: 2 million columns of a weight.
-        let grid = Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0 };
+        let grid =
+            Grid { blocks: [n.div_ceil(32), k.div_ceil(32), 1], threads: [32, 8], shared: 0, cluster: false };
         gpu.launch(&function, grid, params)?;
         gpu.wait()?;
         self.turn = Some(Turn { turned: Some(turned) });

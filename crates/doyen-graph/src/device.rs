@@ -5,10 +5,13 @@
 //! batches. Block tables, page allocation and sampling are the runtime's; bytes and kernels are the device's.
 
 mod check;
+mod draw;
+
+pub use draw::{Choice, Draw, RANDOM_BITS, argmax};
 
 use crate::lowered::{CacheSlot, LNode, LValueId, Lowered, StateId};
 use doyen_tensor::{ByteCount, PageId, Tensor};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// How quantized products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -144,6 +147,12 @@ pub trait Device: Send + Sync {
     /// What it holds keys and values in where the graph does not quantize them, such as `f16`.
     fn kv_type(&self) -> &'static str;
 
+    /// Runs of nodes that the device may run as one: no two of a run's values share bytes then.
+    fn together(&self, graph: &Lowered) -> Vec<Range<usize>> {
+        let _ = graph;
+        Vec::new()
+    }
+
     /// Bytes of one KV page of each cache group, over all the group's layers.
     fn page_bytes(&self, graph: &Lowered, page_size: usize) -> Vec<ByteCount>;
 
@@ -256,6 +265,23 @@ pub trait Session: Send {
     /// # Errors
     /// When the batch does not fit the program (too many tokens, rows, sequences, a position without a page).
     fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError>;
+
+    /// As [`Session::step`], and chooses a token from every row of the first output that has a draw. A device that does this
+    /// itself leaves a choice for each of them and copies only the rows without one to where [`Session::output`] finds them;
+    /// any other leaves `choices` empty and has all rows there.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    fn step_choosing(
+        &mut self,
+        batch: &RaggedBatch<'_>,
+        draws: &[Option<Draw>],
+        choices: &mut Vec<Option<Choice>>,
+    ) -> Result<(), DeviceError> {
+        let _ = draws;
+        choices.clear();
+        self.step(batch)
+    }
 
     /// An output of the last step as f32, such as logits `[rows, vocab]`. Float outputs only.
     fn output(&self, index: usize) -> &[f32];

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use doyen_cuda::CudaDevice;
 use doyen_graph::{
-    device::{Device, Limits, Numerics, Program, RaggedBatch, SeqSpan, Session, Slot},
+    device::{Choice, Device, Draw, Limits, Numerics, Program, RaggedBatch, SeqSpan, Session, Slot},
     ir::{Attrs, Constant},
     lowered::{ConstId, Experts, Extent, LConst, LNode, LOp, LValue, LValueId, Lowered, Operand, Route},
     ops::Op,
@@ -93,6 +93,14 @@ impl Build {
         let name = format!("{name}{}", self.graph.nodes.len());
         let outputs = outputs.into_iter().map(Some).collect();
         self.graph.nodes.push(LNode { name, op, inputs, outputs });
+    }
+
+    /// The wanted rows of `x`, of `width` channels.
+    #[allow(dead_code)] // not by every example
+    pub fn selected(&mut self, x: LValueId, width: usize) -> LValueId {
+        let y = self.value(DType::F32, vec![Extent::Rows(1), Extent::Fixed(width)]);
+        self.push("select", LOp::SelectRows { axis: 0 }, vec![Some(Operand::Value(x))], vec![y]);
+        y
     }
 
     /// Routing by logits that are an input of their own, then experts. The result has the shape of `x`.
@@ -192,10 +200,10 @@ pub fn session(
     tokens: usize,
     numerics: Numerics,
 ) -> Result<Box<dyn Session>> {
-    let limits = Limits { tokens, rows: 1, sequences: tokens, context: 1, page_size: 32 };
+    let limits = Limits { tokens, rows: tokens, sequences: tokens, context: 1, page_size: 32 };
     let (mut slots, mut arena) = (Vec::new(), 0usize);
     for v in &graph.values {
-        let n: usize = v.dims.iter().map(|d| d.at(tokens, 1)).product();
+        let n: usize = v.dims.iter().map(|d| d.at(tokens, tokens)).product();
         let len = (n * v.dtype.bits() / 8).next_multiple_of(256);
         slots.push(Some(Slot { offset: arena, len }));
         arena += len;
@@ -215,6 +223,19 @@ pub fn session(
         state_slots: 0,
         numerics,
     })?)
+}
+
+/// Runs a step of one sequence whose rows are all wanted, and has tokens chosen from them.
+#[allow(dead_code)] // not by every example
+pub fn choose(session: &mut dyn Session, draws: &[Draw], inputs: &[Tensor]) -> Result<Vec<Option<Choice>>> {
+    let ids = vec![0u32; draws.len()];
+    let rows: Vec<u32> = (0..draws.len() as u32).collect();
+    let spans: Vec<SeqSpan> = (0..draws.len()).map(|first| SeqSpan { first, len: 1, past: 0 }).collect();
+    let batch =
+        RaggedBatch { tokens: &ids, sequences: &spans, tables: &[], states: &[], rows: &rows, inputs };
+    let (wanted, mut choices): (Vec<_>, _) = (draws.iter().copied().map(Some).collect(), Vec::new());
+    session.step_choosing(&batch, &wanted, &mut choices)?;
+    Ok(choices)
 }
 
 /// Runs a step of `tokens` sequences of one token.

@@ -8,6 +8,7 @@
 use super::{
     Binder, Context, Kernel, cols,
     dense::{Dense, Job, Matrices, Part, Shape},
+    linear::Linear,
     mini,
     products::{self, FEW, Groups, Kernels, Product, Way},
     ready, rows_at,
@@ -17,7 +18,7 @@ use super::{
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
     error::CudaError,
-    module::{Module, Operand},
+    module::{Module, Operand, Width},
     params,
     session::io::Io,
     weights::{Bank, Floats, optional},
@@ -29,17 +30,73 @@ use doyen_graph::{
 };
 use doyen_tensor::{ExpertId, Tensor};
 
-struct RouteKernel {
+/// Warps of a block of `router`, and its dynamic shared memory at most.
+const ROUTER_WARPS: usize = 8;
+const ROUTER_SHARED: usize = 44 << 10;
+
+/// Experts whose logits a warp keeps in registers: 32 x `KEPT` of route.cu.
+const KEPT_EXPERTS: usize = 256;
+
+/// The first `WeightingKind` of route.cu that more than the logits go into.
+const GIVEN: u32 = 2;
+
+pub(crate) struct RouteKernel {
     route: Route,
     /// `WeightingKind` of route.cu.
     weighting: u32,
     function: Option<Function>,
+    router: Option<Function>,
 }
 
 impl RouteKernel {
     /// The weights and a byte for every expert.
     const fn shared(&self) -> usize {
         4 * self.route.k + self.route.experts
+    }
+
+    fn params(&self, io: &Io<'_>) -> Result<params::Route, CudaError> {
+        Ok(params::Route {
+            logits: io.input(0)?,
+            given: io.input(1)?,
+            ids: io.output(0)?,
+            weights: io.output(1)?,
+            experts: self.route.experts as u32,
+            k: self.route.k as u32,
+            weighting: self.weighting,
+        })
+    }
+
+    /// Routes of `m` rows that `norm` makes, whose logits are products with the floats of `linear`, in one launch. False, and
+    /// nothing launched, where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub(super) fn router(
+        &self,
+        cx: &Context<'_>,
+        (norm, m): (params::Norm, usize),
+        (linear, logits): (&Linear, Addr),
+        io: &Io<'_>,
+    ) -> Result<bool, CudaError> {
+        let (w, shared) = (linear.bank.params()?, 4 * norm.width as usize);
+        let floats = matches!(linear.bank.width(), Width::F16 | Width::F32);
+        let by_fours = w.codes.is_aligned(16) && w.row_bytes.is_multiple_of(16);
+        let selected = self.route.experts <= KEPT_EXPERTS && self.route.k <= 32 && self.weighting < GIVEN;
+        if !(floats
+            && by_fours
+            && selected
+            && shared <= ROUTER_SHARED
+            && linear.bank.rows() == self.route.experts)
+        {
+            return Ok(false);
+        }
+        let (bias, bias_float) = optional(linear.bias.as_ref());
+        let (route, arrived) = (self.params(io)?, cx.arrived);
+        let params = params::Router { norm, w, route, bias, logits, arrived, bias_float, m: m as u32 };
+        let blocks = self.route.experts.div_ceil(ROUTER_WARPS);
+        let grid = Grid::new([blocks, m, 1], 32 * ROUTER_WARPS as u32).shared(shared);
+        cx.gpu.launch(ready(self.router.as_ref())?, grid, params)?;
+        Ok(true)
     }
 }
 
@@ -48,22 +105,18 @@ impl Kernel for RouteKernel {
         format!("route top-{} of {}", self.route.k, self.route.experts)
     }
 
+    fn route(&self) -> Option<&RouteKernel> {
+        Some(self)
+    }
+
     fn load(&mut self, gpu: &Gpu, _: &mut Uploads) -> Result<(), DeviceError> {
         self.function = Some(gpu.function(Module::Route, "route", self.shared())?);
+        self.router = Some(gpu.function(Module::Route, "router", ROUTER_SHARED)?);
         Ok(())
     }
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
-        let Route { experts, k, .. } = self.route;
-        let params = params::Route {
-            logits: io.input(0)?,
-            given: io.input(1)?,
-            ids: io.output(0)?,
-            weights: io.output(1)?,
-            experts: experts as u32,
-            k: k as u32,
-            weighting: self.weighting,
-        };
+        let (experts, params) = (self.route.experts, self.params(io)?);
         let grid = Grid::new([io.input_numel(0) / experts.max(1), 1, 1], 32).shared(self.shared());
         cx.gpu.launch(ready(self.function.as_ref())?, grid, params)
     }
@@ -88,7 +141,7 @@ pub(super) fn route(b: &Binder<'_>, r: &Route) -> Result<Box<dyn Kernel>, String
     if b.output(0).is_none() || b.output(1).is_none() {
         return Err("nobody wants its routes".into());
     }
-    let kernel = RouteKernel { route: r.clone(), weighting, function: None };
+    let kernel = RouteKernel { route: r.clone(), weighting, function: None, router: None };
     if kernel.shared() > b.setting.shared {
         return Err(format!("{} experts are more than a block's shared memory holds", r.experts));
     }

@@ -22,14 +22,14 @@ use doyen_graph::{
 use doyen_tensor::Tensor;
 
 /// `y = x W^T + bias`.
-struct Linear {
-    bank: Bank,
-    bias: Option<Floats>,
+pub(crate) struct Linear {
+    pub(super) bank: Bank,
+    pub(super) bias: Option<Floats>,
     operand: Option<Operand>,
     x: LValue,
     /// Kernels in float32 for 1, 2 and up to 4 rows.
     exact: Option<[Function; 3]>,
-    kernels: Option<Kernels>,
+    pub(super) kernels: Option<Kernels>,
 }
 
 /// Weight rows of a block of the kernels in float32.
@@ -37,7 +37,7 @@ const GEMV_BLOCK: usize = 8;
 
 impl Linear {
     /// Rows of a tile on the tensor cores; none where the float32 kernels run.
-    fn tile(&self, m: usize) -> Option<usize> {
+    pub(super) fn tile(&self, m: usize) -> Option<usize> {
         match (self.operand, products::way(&self.bank)) {
             (None, _) | (_, None) => None,
             // Floats of few rows lose nothing in float32, nor does a product of too few tiles to keep a card busy.
@@ -47,7 +47,7 @@ impl Linear {
     }
 
     /// Bytes of `m` rows of narrowed activations.
-    fn narrow(&self, m: usize) -> usize {
+    pub(super) fn narrow(&self, m: usize) -> usize {
         if self.operand.is_some() && products::way(&self.bank) == Some(Way::Codes) {
             m.saturating_mul(2 * wide::line(self.bank.cols()))
         } else {
@@ -86,6 +86,10 @@ impl Kernel for Linear {
             (Some(o), Some(Way::Floats)) => format!("matmul_{bits}b f32 / {o} tensor cores"),
             _ => format!("matmul_{bits}b f32"),
         }
+    }
+
+    fn linear(&self) -> Option<&Linear> {
+        Some(self)
     }
 
     /// Narrowed activations.

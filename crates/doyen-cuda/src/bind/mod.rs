@@ -14,6 +14,7 @@ mod latent;
 mod linear;
 mod mini;
 mod norm;
+mod normed;
 mod products;
 mod recurrent;
 mod reference;
@@ -24,12 +25,19 @@ mod tests;
 mod wide;
 
 pub(crate) use attention::{splits, tile_queries};
+pub(crate) use normed::{ROUTED as ARRIVALS, groups, run as run_together};
 
 use crate::{
     driver::{Addr, Buffer, Gpu, Uploads},
     error::CudaError,
     module::Operand,
-    session::{KvType, caches::Caches, io::Io, states::States, step::Step},
+    session::{
+        KvType,
+        caches::Caches,
+        io::{Io, NodeIo},
+        states::States,
+        step::Step,
+    },
 };
 use doyen_graph::{
     device::{DeviceError, Limits, RaggedBatch},
@@ -64,10 +72,31 @@ pub(crate) trait Kernel: Send {
         true
     }
 
+    /// The norm it is, the product, the routing: what may run together with others.
+    fn norm(&self) -> Option<&norm::NormKernel> {
+        None
+    }
+    /// See [`Kernel::norm`].
+    fn linear(&self) -> Option<&linear::Linear> {
+        None
+    }
+    /// See [`Kernel::norm`].
+    fn route(&self) -> Option<&experts::RouteKernel> {
+        None
+    }
+
     /// What its fault means.
     fn fault(&self) -> String {
         "an index is out of range".into()
     }
+}
+
+/// A node with its kernels and values.
+pub(crate) struct Bound {
+    /// Index in the graph.
+    pub(crate) node: usize,
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) io: NodeIo,
 }
 
 /// What kernels share in a step.
@@ -79,6 +108,8 @@ pub(crate) struct Context<'a> {
     pub(crate) caches: &'a Caches,
     pub(crate) states: &'a States,
     pub(crate) fault: Addr,
+    /// Zeros that kernels count their blocks with, and leave as zeros: [`ARRIVALS`] of them.
+    pub(crate) arrived: Addr,
 }
 
 /// What the device decides for all nodes.

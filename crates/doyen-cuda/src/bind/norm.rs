@@ -14,7 +14,7 @@ use doyen_graph::{
     ops::{Op, norm::Statistics},
 };
 
-struct NormKernel {
+pub(crate) struct NormKernel {
     statistics: Statistics,
     gamma: Floats,
     beta: Option<Floats>,
@@ -27,6 +27,44 @@ struct NormKernel {
 }
 
 impl NormKernel {
+    /// What the kernel is told.
+    ///
+    /// # Errors
+    /// When a value is not in the arena.
+    pub(super) fn params(&self, io: &Io<'_>) -> Result<params::Norm, CudaError> {
+        let (gamma, gamma_float) = optional(Some(&self.gamma));
+        let (beta, beta_float) = optional(self.beta.as_ref());
+        let (bias, bias_float) = optional(self.bias.as_ref());
+        Ok(params::Norm {
+            x: io.input(0)?,
+            skip: if self.skip { io.input(1)? } else { Addr::NONE },
+            bias,
+            gamma,
+            beta,
+            y: io.output(0)?,
+            // The sum is the fourth output of the operators with a skip.
+            sum: io.output(3)?,
+            width: self.gamma.len() as u32,
+            bias_float,
+            gamma_float,
+            beta_float,
+            layer: u32::from(self.statistics == Statistics::MeanVariance),
+            eps: self.eps,
+        })
+    }
+
+    /// Whether its weights can be read four at a time.
+    pub(super) fn by_fours(&self) -> bool {
+        let all = [Some(&self.gamma), self.beta.as_ref(), self.bias.as_ref()];
+        let aligned = |f: &Floats| optional(Some(f)).0.is_aligned(16);
+        self.gamma.len().is_multiple_of(4) && all.into_iter().flatten().all(aligned)
+    }
+
+    /// Rows that it normalises in a step.
+    pub(super) fn rows(&self, io: &Io<'_>) -> usize {
+        io.input_numel(0) / self.gamma.len().max(1)
+    }
+
     fn shared(&self) -> usize {
         4 * self.gamma.len()
     }
@@ -39,6 +77,10 @@ impl Kernel for NormKernel {
             Statistics::MeanVariance => "layer_norm",
         };
         if self.skip { format!("skip_{kind}") } else { kind.into() }
+    }
+
+    fn norm(&self) -> Option<&NormKernel> {
+        Some(self)
     }
 
     fn resident(&self) -> usize {
@@ -56,29 +98,10 @@ impl Kernel for NormKernel {
     }
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
-        let width = self.gamma.len();
-        let (gamma, gamma_float) = optional(Some(&self.gamma));
-        let (beta, beta_float) = optional(self.beta.as_ref());
-        let (bias, bias_float) = optional(self.bias.as_ref());
-        let params = params::Norm {
-            x: io.input(0)?,
-            skip: if self.skip { io.input(1)? } else { Addr::NONE },
-            bias,
-            gamma,
-            beta,
-            y: io.output(0)?,
-            // The sum is the fourth output of the operators with a skip.
-            sum: io.output(3)?,
-            width: width as u32,
-            bias_float,
-            gamma_float,
-            beta_float,
-            layer: u32::from(self.statistics == Statistics::MeanVariance),
-            eps: self.eps,
-        };
+        let (width, params) = (self.gamma.len(), self.params(io)?);
         // Four numbers a thread where a block has that many threads.
         let threads = width.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32;
-        let grid = Grid::new([io.input_numel(0) / width.max(1), 1, 1], threads).shared(self.shared());
+        let grid = Grid::new([self.rows(io), 1, 1], threads).shared(self.shared());
         cx.gpu.launch(ready(self.function.as_ref())?, grid, params)
     }
 }

@@ -174,7 +174,7 @@ impl Groups {
         }
     }
 
-    const fn is_grouped(&self) -> bool {
+    pub(super) const fn is_grouped(&self) -> bool {
         self.list.is_some()
     }
 }

@@ -21,6 +21,7 @@ const SHARED: usize = 36 << 10;
 /// The kernels of a bank.
 pub(super) struct Stream {
     product: Function,
+    normed: Function,
     activated: Function,
     sum: Function,
 }
@@ -90,9 +91,12 @@ impl Stream {
     pub(super) fn load(gpu: &Gpu, bank: &Bank, operand: Operand) -> Result<Option<Self>, CudaError> {
         let Some((bits, parts)) = bank.stream() else { return Ok(None) };
         let function = |entry| gpu.function(Module::Stream(bits, parts, operand), entry, 0);
-        let (product, activated, sum) =
-            (function("stream")?, function("stream_activated")?, function("stream_sum")?);
-        Ok(Some(Self { product, activated, sum }))
+        Ok(Some(Self {
+            product: function("stream")?,
+            normed: function("stream_normed")?,
+            activated: function("stream_activated")?,
+            sum: function("stream_sum")?,
+        }))
     }
 
     fn params(job: &Job<'_>) -> Result<params::Stream, CudaError> {
@@ -132,6 +136,34 @@ impl Stream {
         let blocks = groups.div_ceil(WARPS / split).min(sms * BLOCKS);
         let grid = Grid::new([blocks, 1, 1], 32 * WARPS as u32).shared(shared(bits, job.bank.cols(), m));
         cx.gpu.launch(&self.product, grid, params)
+    }
+
+    /// Products of the rows that `norm` makes; `end` of each part counts its groups of 16 rows. False, and nothing launched,
+    /// where blocks would take turns: each of them normalises the rows again.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub(super) fn normed(
+        &self,
+        cx: &Context<'_>,
+        (norm, m): (params::Norm, usize),
+        (parts, count): ([params::Part; params::PARTS], usize),
+        bank: &Bank,
+    ) -> Result<bool, CudaError> {
+        let (bits, sms) = (Self::bits(bank)?, cx.gpu.multiprocessors());
+        let (groups, cols) = (parts[count - 1].end as usize, norm.width as usize);
+        let split = split(groups, cols.div_ceil(segment(bits)), sms);
+        let blocks = groups.div_ceil(WARPS / split);
+        // With its static part a block must do without an attribute.
+        if blocks > sms * BLOCKS || shared(bits, cols, m) + 4 * cols > SHARED + (6 << 10) {
+            return Ok(false);
+        }
+        let params = params::Normed { norm, parts, count: count as u32, m: m as u32, split: split as u32 };
+        // A row as it is stays beside the narrowed ones.
+        let shared = shared(bits, cols, m) + 4 * cols;
+        let grid = Grid::new([blocks, 1, 1], 32 * WARPS as u32).shared(shared);
+        cx.gpu.launch(&self.normed, grid, params)?;
+        Ok(true)
     }
 
     /// FC1 and the activation of every route, narrowed for FC2's codes.

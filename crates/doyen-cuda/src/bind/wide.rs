@@ -2,11 +2,12 @@
 
 use super::{
     Context,
+    normed::{Job, parts},
     products::{Groups, Product, gemm},
     ready, stream,
 };
 use crate::{
-    driver::{Function, Gpu, Grid},
+    driver::{Addr, Function, Gpu, Grid},
     error::CudaError,
     module::{Module, Operand},
     params,
@@ -18,6 +19,8 @@ use doyen_tensor::format::Bits;
 const ROWS: usize = 128;
 /// Columns of a step.
 const STEP: usize = 64;
+/// Blocks of a cluster at most.
+const CLUSTER: usize = 8;
 /// Steps of activations in shared memory.
 const STAGES: usize = 4;
 
@@ -29,6 +32,14 @@ pub(super) const fn line(cols: usize) -> usize {
 /// Rows of activations of the tiles there are kernels for.
 const TILES: [usize; 3] = [48, 64, 128];
 
+/// Rows of a tile whose columns blocks share.
+pub(super) const SPLIT: usize = 64;
+
+/// Dynamic shared memory of a block.
+const fn shared(rows: usize) -> usize {
+    STAGES * rows * STEP * 2
+}
+
 /// Rows of a tile of `routes` routes to `experts` experts, of which tiles of `rows` are the best that other cards have: most
 /// experts with a share of 36 rows or fewer have no more than 48.
 pub(super) const fn rows_grouped(routes: usize, experts: usize, rows: usize) -> usize {
@@ -39,6 +50,8 @@ pub(super) const fn rows_grouped(routes: usize, experts: usize, rows: usize) -> 
 pub(super) struct Wide {
     bits: Bits,
     products: [Function; 3],
+    /// Blocks of a cluster share the columns of a tile of [`SPLIT`] rows.
+    split: Function,
     activated: [Function; 3],
     narrow: Function,
 }
@@ -51,7 +64,7 @@ impl Wide {
         if !module.is_for(gpu.arch()) {
             return Ok(None);
         }
-        let of = |entry, rows| gpu.function(module, entry, STAGES * rows * STEP * 2);
+        let of = |entry, rows| gpu.function(module, entry, shared(rows));
         Ok(Some(Self {
             bits,
             products: [of("wide_48", 48)?, of("wide_64", 64)?, of("wide_128", 128)?],
@@ -60,6 +73,7 @@ impl Wide {
                 of("wide_activated_64", 64)?,
                 of("wide_activated_128", 128)?,
             ],
+            split: of("wide_split", SPLIT)?,
             narrow: gpu.function(module, "narrow_wide", 0)?,
         }))
     }
@@ -69,7 +83,7 @@ impl Wide {
     /// # Errors
     /// When a launch fails.
     pub(super) fn product(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
-        self.narrow(cx, job)?;
+        self.narrow(cx, (job.x, job.narrow), (job.x_rows, job.bank.cols()))?;
         self.launch(cx, g, &Product { x: job.narrow, ..*job })
     }
 
@@ -79,8 +93,49 @@ impl Wide {
     /// When the launch fails.
     pub(super) fn launch(&self, cx: &Context<'_>, g: &Groups, job: &Product<'_>) -> Result<(), CudaError> {
         let rows = job.bank.rows();
+        if g.rows == SPLIT && !g.is_grouped() {
+            let jobs = [(job.bank, job.bias, job.y)];
+            if let Some(split) = self.split(cx, &jobs, g.routes)? {
+                return split.launch(cx, job.x);
+            }
+        }
         let params = params::Wide { gemm: params(g, job)?, y_span: 0, act: params::Activation::IDENTITY };
         run(cx, &self.products, g, rows.div_ceil(ROWS), params)
+    }
+
+    /// How blocks that share columns multiply `m` rows; `None` where they fill the card no better. Activations come with the
+    /// launch.
+    ///
+    /// # Errors
+    /// When a bank is not on the card.
+    pub(super) fn split(
+        &self,
+        cx: &Context<'_>,
+        jobs: &[Job<'_>],
+        m: usize,
+    ) -> Result<Option<Split<'_>>, CudaError> {
+        let Some((parts, count)) = parts(jobs, ROWS)? else { return Ok(None) };
+        let (blocks, tiles, cols) =
+            (parts[count - 1].end as usize, m.div_ceil(SPLIT), parts[0].w.cols as usize);
+        let split = split(blocks * tiles, cols.div_ceil(STEP), cx.gpu.multiprocessors());
+        let x_stride = line(cols) as u64;
+        let params = params::Split { parts, x: Addr::NONE, x_stride, count: count as u32, m: m as u32 };
+        let grid = Grid::new([blocks, tiles, split], 256).shared(shared(SPLIT)).cluster();
+        Ok((split > 1).then_some(Split { function: &self.split, params, grid }))
+    }
+
+    /// Narrows `rows` rows of `cols` activations.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub(super) fn narrow(
+        &self,
+        cx: &Context<'_>,
+        (x, y): (Addr, Addr),
+        (rows, cols): (usize, usize),
+    ) -> Result<(), CudaError> {
+        let params = params::NarrowWide { x, y, rows: rows as u64, cols: cols as u32 };
+        cx.gpu.launch(&self.narrow, Grid::over(rows * line(cols) / 8), params)
     }
 
     /// FC1 and the activation; what `next` will read, in its order.
@@ -95,18 +150,29 @@ impl Wide {
         act: params::Activation,
         next: (&Self, &Bank),
     ) -> Result<(), CudaError> {
-        self.narrow(cx, job)?;
+        self.narrow(cx, (job.x, job.narrow), (job.x_rows, job.bank.cols()))?;
         let stride = line(next.1.cols());
         let per_block = if act.gate == 0 { ROWS } else { ROWS / 2 };
         let gemm = params::Gemm { x: job.narrow, y_stride: stride as u64, ..params(g, job)? };
         let params = params::Wide { gemm, y_span: stream::span(next.0.bits), act };
         run(cx, &self.activated, g, stride.div_ceil(per_block), params)
     }
+}
 
-    fn narrow(&self, cx: &Context<'_>, job: &Product<'_>) -> Result<(), CudaError> {
-        let (rows, cols) = (job.x_rows, job.bank.cols());
-        let params = params::NarrowWide { x: job.x, y: job.narrow, rows: rows as u64, cols: cols as u32 };
-        cx.gpu.launch(&self.narrow, Grid::over(rows * line(cols) / 8), params)
+/// Products whose columns blocks share.
+pub(super) struct Split<'a> {
+    function: &'a Function,
+    params: params::Split,
+    grid: Grid,
+}
+
+impl Split<'_> {
+    /// Multiplies narrowed activations.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub(super) fn launch(&self, cx: &Context<'_>, x: Addr) -> Result<(), CudaError> {
+        cx.gpu.launch(self.function, self.grid, params::Split { x, ..self.params })
     }
 }
 
@@ -117,9 +183,18 @@ fn run(
     blocks: usize,
     params: params::Wide,
 ) -> Result<(), CudaError> {
-    let grid = Grid::new([blocks, g.tiles, 1], 256).shared(STAGES * g.rows * STEP * 2);
+    let grid = Grid::new([blocks, g.tiles, 1], 256).shared(shared(g.rows));
     let function = TILES.iter().zip(functions).find(|(rows, _)| **rows == g.rows);
     cx.gpu.launch(ready(function.map(|(_, f)| f))?, grid, params)
+}
+
+/// Blocks that share the columns of the same rows: as many as the card runs at once, each with four steps at least.
+const fn split(blocks: usize, steps: usize, multiprocessors: usize) -> usize {
+    let mut split = 1;
+    while split < CLUSTER && blocks * split * 2 <= 2 * multiprocessors && split * 8 <= steps {
+        split *= 2;
+    }
+    split
 }
 
 fn params(g: &Groups, job: &Product<'_>) -> Result<params::Gemm, CudaError> {
@@ -129,6 +204,13 @@ fn params(g: &Groups, job: &Product<'_>) -> Result<params::Gemm, CudaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_shared_until_the_card_is_full() {
+        assert_eq!((split(32, 32, 132), split(4, 32, 132), split(16, 64, 132)), (8, 8, 8));
+        assert_eq!((split(1187, 32, 132), split(256, 32, 132), split(4, 4, 132)), (1, 1, 1));
+        assert_eq!((split(128, 64, 132), split(4, 16, 132)), (2, 4));
+    }
 
     #[test]
     fn few_rows_to_an_expert_take_the_smallest_tiles() {

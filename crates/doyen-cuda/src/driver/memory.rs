@@ -124,18 +124,23 @@ impl Buffer {
     }
 }
 
-/// float32 numbers that the card writes to directly: page-locked memory of the host, which grows as it is needed.
-pub(crate) struct Pinned {
+/// Numbers of which every bit pattern is one.
+pub(crate) trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for u8 {}
+
+/// Numbers that the card reads and writes directly: page-locked memory of the host, which grows as it is needed.
+pub(crate) struct Pinned<T: Plain> {
     context: Arc<CudaContext>,
-    first: NonNull<f32>,
+    first: NonNull<T>,
     room: usize,
     len: usize,
 }
 
 // SAFETY: the memory is the value's own, and freed with it; any thread may use page-locked memory.
-unsafe impl Send for Pinned {}
+unsafe impl<T: Plain> Send for Pinned<T> {}
 
-impl Pinned {
+impl<T: Plain> Pinned<T> {
     pub(crate) fn new(gpu: &Gpu) -> Self {
         Self { context: Arc::clone(&gpu.context), first: NonNull::dangling(), room: 0, len: 0 }
     }
@@ -144,15 +149,15 @@ impl Pinned {
     ///
     /// # Errors
     /// When the host has no such memory.
-    pub(crate) fn resize(&mut self, len: usize) -> Result<&mut [f32], CudaError> {
+    pub(crate) fn resize(&mut self, len: usize) -> Result<&mut [T], CudaError> {
         if len > self.room {
             self.free();
-            let bytes = len * size_of::<f32>();
+            let bytes = len * size_of::<T>();
             let what = || format!("cannot lock {} of the host's memory", ByteCount(bytes as u64));
             self.context.bind_to_thread().map_err(failed(what()))?;
             // SAFETY: nobody else knows the memory; it is written once before numbers of it are seen.
             let first = unsafe {
-                let first = result::malloc_host(bytes, 0).map_err(failed(what()))?.cast::<f32>();
+                let first = result::malloc_host(bytes, 0).map_err(failed(what()))?.cast::<T>();
                 first.write_bytes(0, len);
                 first
             };
@@ -166,7 +171,7 @@ impl Pinned {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), len) })
     }
 
-    pub(crate) const fn get(&self) -> &[f32] {
+    pub(crate) const fn get(&self) -> &[T] {
         // SAFETY: `room` initialised numbers from `first` on, at least `len`; a dangling address stands for none.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
@@ -183,7 +188,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.free();
     }

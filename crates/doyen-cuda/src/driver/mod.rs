@@ -55,11 +55,13 @@ pub(crate) struct Grid {
     pub(crate) threads: [u32; 2],
     /// Dynamic shared memory of a block.
     pub(crate) shared: usize,
+    /// Whether the blocks along the third axis form a cluster.
+    pub(crate) cluster: bool,
 }
 
 impl Grid {
     pub(crate) const fn new(blocks: [usize; 3], threads: u32) -> Self {
-        Self { blocks, threads: [threads, 1], shared: 0 }
+        Self { blocks, threads: [threads, 1], shared: 0, cluster: false }
     }
 
     /// Enough blocks of 256 threads to keep any card busy, for kernels that stride over `n` elements.
@@ -69,6 +71,10 @@ impl Grid {
 
     pub(crate) const fn shared(self, bytes: usize) -> Self {
         Self { shared: bytes, ..self }
+    }
+
+    pub(crate) const fn cluster(self) -> Self {
+        Self { cluster: true, ..self }
     }
 }
 
@@ -249,11 +255,18 @@ impl Gpu {
             return Err(CudaError::Driver { what: "cannot launch a kernel".into(), reason });
         }
         // It may start before the launch ahead of it ended: every kernel waits for that by itself.
-        let mut early = sys::CUlaunchAttribute {
+        let early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let together = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: z as u32 };
+        let cluster = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { clusterDim: together },
+        };
+        let mut attributes = [early, cluster];
         let config = sys::CUlaunchConfig {
             gridDimX: x as u32,
             gridDimY: y as u32,
@@ -263,8 +276,8 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: grid.shared as u32,
             hStream: self.stream.cu_stream(),
-            attrs: &raw mut early,
-            numAttrs: u32::from(self.arch.major >= 9),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: if self.arch.major >= 9 { 1 + u32::from(grid.cluster && z > 1) } else { 0 },
         };
         let mut params = params;
         let mut arguments = [(&raw mut params).cast::<c_void>()];

@@ -13,24 +13,28 @@ pub(crate) mod states;
 pub(crate) mod step;
 
 use crate::{
-    bind::{Binder, Context, Kernel, Setting},
-    driver::{Buffer, Capture, Gpu, Pinned, Uploads},
+    bind::{Binder, Bound, Context, Setting},
+    driver::{Buffer, Capture, Function, Gpu, Grid, Pinned, Uploads},
     error::CudaError,
-    module::Operand,
+    module::{Module, Operand},
+    params,
 };
 pub use caches::KvType;
 pub use planner::CudaPlanner;
 
 use caches::Caches;
 use doyen_graph::{
-    device::{Device, DeviceError, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot},
-    lowered::{Attention, CacheSlot, LNode, LOp, LValueId, Lowered, StateId},
+    device::{
+        Choice, Device, DeviceError, Draw, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot,
+    },
+    lowered::{Attention, CacheSlot, Extent, LNode, LOp, LValueId, Lowered, StateId},
 };
 use doyen_tensor::{ByteCount, DType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
 use states::States;
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::Range,
     path::PathBuf,
     sync::Arc,
 };
@@ -156,16 +160,13 @@ impl Device for CudaDevice {
         caches::all_page_bytes(graph, page_size, self.kv)
     }
 
+    fn together(&self, graph: &Lowered) -> Vec<Range<usize>> {
+        crate::bind::groups(graph)
+    }
+
     fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
         Ok(Box::new(CudaSession::new(self, program)?))
     }
-}
-
-/// A node with its kernels and values.
-struct Bound {
-    node: usize,
-    kernel: Box<dyn Kernel>,
-    io: NodeIo,
 }
 
 /// Where the step's own inputs go.
@@ -179,20 +180,23 @@ struct CudaSession {
     gpu: Arc<Gpu>,
     program: Program,
     nodes: Vec<Bound>,
+    /// Runs of `nodes` that are tried together; they hold all.
+    groups: Vec<Range<usize>>,
     inputs: Inputs,
     outputs: Vec<ValueRef>,
     /// Float outputs of the last step.
-    results: Vec<Pinned>,
+    results: Vec<Pinned<f32>>,
     arena: Buffer,
     scratch: Buffer,
-    /// Number of a node that found an index out of range, counted from 1.
-    fault: Buffer,
+    arrived: Buffer,
     caches: Caches,
     states: States,
     step: Step,
     /// Whether every node launches kernels alone, so that a step can be recorded.
     launches: bool,
     captures: HashMap<Shape, Recorded>,
+    /// Chooses tokens from the first output, where that is rows of float32.
+    sample: Option<Function>,
     /// Tokens and rows of the last step.
     last: (usize, usize),
     _constants: Uploads,
@@ -204,6 +208,7 @@ struct Shape {
     tokens: usize,
     rows: usize,
     splits: usize,
+    choose: bool,
 }
 
 /// A shape that was met: it is recorded when it comes again.
@@ -232,6 +237,7 @@ impl CudaSession {
             kernel.load(&gpu, &mut constants)?;
             nodes.push(Bound { node: n, kernel, io: NodeIo::new(&program, node)? });
         }
+        let groups = groups(graph, &nodes);
         let one = |v: Option<LValueId>| v.map(|v| ValueRef::new(&program, v)).transpose();
         let all =
             |vs: &[LValueId]| vs.iter().map(|&v| ValueRef::new(&program, v)).collect::<Result<Vec<_>, _>>();
@@ -243,10 +249,13 @@ impl CudaSession {
         let outputs = all(&graph.outputs)?;
         let arena = Buffer::new(&gpu, program.arena, "activations")?;
         let scratch = Buffer::new(&gpu, program.scratch, "scratch")?;
-        let fault = Buffer::new(&gpu, 4, "faults")?;
+        let arrived = Buffer::new(&gpu, 4 * crate::bind::ARRIVALS, "counts of blocks")?;
         let caches = Caches::new(&gpu, &program, device.kv)?;
         let states = States::new(&gpu, &program)?;
         let step = Step::new(&gpu, &program, tile_queries(graph))?;
+        let rows_of_logits = |v: &ValueRef| v.dtype == DType::F32 && v.dims.contains(&Extent::Rows(1));
+        let sample = outputs.first().filter(|v| rows_of_logits(v));
+        let sample = sample.map(|_| gpu.function(Module::Sample, "sample", 0)).transpose()?;
         let results = outputs.iter().map(|_| Pinned::new(&gpu)).collect();
         gpu.wait()?;
         Ok(Self {
@@ -256,20 +265,22 @@ impl CudaSession {
             results,
             arena,
             scratch,
-            fault,
+            arrived,
             caches,
             states,
             step,
             launches: program.graph.tokens.is_some() && nodes.iter().all(|n: &Bound| n.kernel.launches()),
             captures: HashMap::new(),
+            sample,
             program,
             nodes,
+            groups,
             last: (0, 0),
             _constants: constants,
         })
     }
 
-    fn write_inputs(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+    fn write_inputs(&mut self, batch: &RaggedBatch<'_>, draws: &[Option<Draw>]) -> Result<(), DeviceError> {
         let (tokens, rows) = self.last;
         if let Some(v) = &self.inputs.tokens {
             let ids: Vec<u8> = batch.tokens.iter().flat_map(|&t| i64::from(t).to_le_bytes()).collect();
@@ -292,22 +303,21 @@ impl CudaSession {
             }
             self.arena.write(&self.gpu, v.offset, t.bytes())?;
         }
-        self.fault.write(&self.gpu, 0, &[0; 4])?;
-        Ok(self.step.fill(&self.gpu, batch, self.program.limits.page_size)?)
+        Ok(self.step.fill(&self.gpu, batch, draws, self.program.limits.page_size)?)
     }
 
     /// Launches the nodes: a step of one token a sequence from its record, once its shape was met before.
-    fn run(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+    fn run(&mut self, batch: &RaggedBatch<'_>, choose: bool) -> Result<(), DeviceError> {
         let (tokens, rows) = self.last;
-        let shape = Shape { tokens, rows, splits: crate::bind::splits(&self.step) };
+        let shape = Shape { tokens, rows, splits: crate::bind::splits(&self.step), choose };
         if !(self.launches && self.step.decode) {
-            return self.launch(batch);
+            return self.launch(batch, choose);
         }
         match self.captures.get(&shape) {
             Some(Recorded::Capture(capture)) => return Ok(capture.replay()?),
             Some(Recorded::Once) => {
                 let gpu = Arc::clone(&self.gpu);
-                let capture = Capture::record(&gpu, || self.launch(batch))?;
+                let capture = Capture::record(&gpu, || self.launch(batch, choose))?;
                 capture.replay()?;
                 self.captures.insert(shape, Recorded::Capture(capture));
                 return Ok(());
@@ -315,12 +325,12 @@ impl CudaSession {
             None if self.captures.len() >= MOST_CAPTURES => self.captures.clear(),
             None => {}
         }
-        self.launch(batch)?;
+        self.launch(batch, choose)?;
         self.captures.insert(shape, Recorded::Once);
         Ok(())
     }
 
-    fn launch(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
+    fn launch(&mut self, batch: &RaggedBatch<'_>, choose: bool) -> Result<(), DeviceError> {
         let (tokens, rows) = self.last;
         let cx = Context {
             gpu: &self.gpu,
@@ -329,33 +339,88 @@ impl CudaSession {
             scratch: &self.scratch,
             caches: &self.caches,
             states: &self.states,
-            fault: self.fault.start(),
+            fault: self.step.fault,
+            arrived: self.arrived.start(),
         };
-        for bound in &self.nodes {
-            let mut io = bound.io.at(&mut self.arena, tokens, rows);
-            bound
-                .kernel
-                .run(&mut io, &cx, bound.node + 1)
-                .map_err(|e| node_error(&self.program.graph.nodes[bound.node])(e.to_string()))?;
-        }
-        Ok(())
-    }
-
-    fn read_outputs(&mut self) -> Result<(), DeviceError> {
-        let (tokens, rows) = self.last;
-        for (v, out) in self.outputs.iter().zip(&mut self.results) {
-            if v.dtype == DType::F32 {
-                self.arena.read_f32(&self.gpu, v.offset, out.resize(v.numel(tokens, rows))?)?;
+        for group in &self.groups {
+            let bounds = &self.nodes[group.clone()];
+            let failed =
+                |b: &Bound, e: CudaError| node_error(&self.program.graph.nodes[b.node])(e.to_string());
+            let done = crate::bind::run_together(bounds, &mut self.arena, (tokens, rows), &cx);
+            if done.map_err(|e| failed(&bounds[0], e))? {
+                continue;
+            }
+            for bound in bounds {
+                let mut io = bound.io.at(&mut self.arena, tokens, rows);
+                bound.kernel.run(&mut io, &cx, bound.node + 1).map_err(|e| failed(bound, e))?;
             }
         }
-        let mut fault = [0; 4];
-        self.fault.read(&self.gpu, 0, &mut fault)?;
-        let fault = usize::try_from(i32::from_le_bytes(fault)).unwrap_or(0);
-        match self.nodes.iter().find(|b| b.node + 1 == fault) {
+        match &self.sample {
+            Some(sample) if choose => Ok(self.choose(sample)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Launches the choice of a token from every row of the first output.
+    fn choose(&self, sample: &Function) -> Result<(), CudaError> {
+        let (tokens, rows) = self.last;
+        let Some(logits) = self.outputs.first() else { return Ok(()) };
+        let params = params::Sample {
+            logits: self.arena.at(logits.offset, logits.bytes(tokens, rows))?,
+            draws: self.step.draws,
+            tokens: self.step.chosen,
+            vocab: (logits.numel(tokens, rows) / rows.max(1)) as u32,
+        };
+        self.gpu.launch(sample, Grid::new([rows, 1, 1], 1024), params)
+    }
+
+    /// Runs a checked step up to its outputs, which stay on the card.
+    fn compute(&mut self, batch: &RaggedBatch<'_>, draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+        batch.check(&self.program)?;
+        self.last = (batch.tokens.len(), batch.rows.len());
+        self.write_inputs(batch, draws)?;
+        self.run(batch, !draws.is_empty())
+    }
+
+    /// What an index out of range is called by the node that found it.
+    fn refuse(&self, fault: u32) -> Result<(), DeviceError> {
+        match self.nodes.iter().find(|b| b.node + 1 == fault as usize) {
             Some(b) => Err(node_error(&self.program.graph.nodes[b.node])(b.kernel.fault())),
             None => Ok(()),
         }
     }
+
+    /// Brings the rows of the first output that have no draw to where [`Session::output`] finds them.
+    fn read_rows(&mut self, draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+        let (tokens, rows) = self.last;
+        let (Some(v), Some(result)) = (self.outputs.first(), self.results.first_mut()) else { return Ok(()) };
+        if draws.iter().all(Option::is_some) {
+            return Ok(());
+        }
+        let row = v.numel(tokens, rows) / rows.max(1);
+        let all = result.resize(row * rows)?;
+        for (i, (out, _)) in
+            all.chunks_exact_mut(row.max(1)).zip(draws).enumerate().filter(|(_, (_, d))| d.is_none())
+        {
+            self.arena.read_f32(&self.gpu, v.offset + i * row * size_of::<f32>(), out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs of bound nodes that are tried together, and every other node by itself.
+fn groups(graph: &Lowered, nodes: &[Bound]) -> Vec<Range<usize>> {
+    let together = crate::bind::groups(graph);
+    let of = |b: &Bound| together.iter().find(|g| g.contains(&b.node)).map_or(b.node, |g| g.start);
+    let mut found = Vec::new();
+    for (i, chunk) in nodes.chunk_by(|a, b| of(a) == of(b)).scan(0, |at, c| {
+        let start = *at;
+        *at += c.len();
+        Some((start, c))
+    }) {
+        found.push(i..i + chunk.len());
+    }
+    found
 }
 
 /// The tile sizes that the attention nodes want.
@@ -380,11 +445,32 @@ fn compute_type(t: &Tensor, dtype: DType) -> Result<Tensor, DeviceError> {
 
 impl Session for CudaSession {
     fn step(&mut self, batch: &RaggedBatch<'_>) -> Result<(), DeviceError> {
-        batch.check(&self.program)?;
-        self.last = (batch.tokens.len(), batch.rows.len());
-        self.write_inputs(batch)?;
-        self.run(batch)?;
-        self.read_outputs()
+        self.compute(batch, &[])?;
+        let (tokens, rows) = self.last;
+        for (v, out) in self.outputs.iter().zip(&mut self.results) {
+            if v.dtype == DType::F32 {
+                self.arena.read_f32(&self.gpu, v.offset, out.resize(v.numel(tokens, rows))?)?;
+            }
+        }
+        let (fault, _) = self.step.left(&self.gpu, 0)?;
+        self.refuse(fault)
+    }
+
+    fn step_choosing(
+        &mut self,
+        batch: &RaggedBatch<'_>,
+        draws: &[Option<Draw>],
+        choices: &mut Vec<Option<Choice>>,
+    ) -> Result<(), DeviceError> {
+        choices.clear();
+        if self.sample.is_none() || draws.len() != batch.rows.len() || draws.iter().all(Option::is_none) {
+            return self.step(batch);
+        }
+        self.compute(batch, draws)?;
+        self.read_rows(draws)?;
+        let (fault, chosen) = self.step.left(&self.gpu, draws.len())?;
+        choices.extend(draws.iter().zip(chosen).map(|(draw, choice)| draw.map(|_| choice)));
+        self.refuse(fault)
     }
 
     fn output(&self, index: usize) -> &[f32] {

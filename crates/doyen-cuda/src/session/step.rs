@@ -1,17 +1,25 @@
-//! What a step brings beside token ids: sequences, block tables, wanted rows, tiles of attention; one copy to the card.
+//! What a step brings beside token ids: sequences, block tables, wanted rows and their draws, tiles of attention; and the
+//! few numbers it leaves: tokens, and a fault. One copy to the card, one from it.
 
 use crate::{
-    driver::{Addr, Buffer, Gpu},
+    driver::{Addr, Buffer, Gpu, Pinned},
     error::CudaError,
 };
-use doyen_graph::device::{DeviceError, Limits, Program, RaggedBatch, SeqSpan};
+use doyen_graph::device::{Choice, DeviceError, Draw, Limits, Program, RaggedBatch, SeqSpan};
+use doyen_tensor::TokenId;
 
 /// Where a step's tables lie on the card. Every table has a place of its own for the largest step, so that a captured
 /// step finds the next one's tables where it looks for them.
 pub(crate) struct Step {
     memory: Buffer,
-    host: Vec<u8>,
+    host: Pinned<u8>,
+    left: Pinned<u8>,
     places: Places,
+    /// Number of a node that found an index out of range, counted from 1.
+    pub(crate) fault: Addr,
+    /// The draw of each row, and the token chosen by it.
+    pub(crate) draws: Addr,
+    pub(crate) chosen: Addr,
     /// Queries of a tile that some attention node wants.
     tile_queries: Vec<usize>,
     pub(crate) token_sequence: Addr,
@@ -36,6 +44,9 @@ pub(crate) struct Step {
 /// First bytes of the tables, and of the pages of each group behind them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Places {
+    /// A fault, then a token a row: what a step leaves.
+    fault: usize,
+    draws: usize,
     token_sequence: usize,
     first: usize,
     len: usize,
@@ -53,6 +64,25 @@ struct Places {
 
 const ALIGN: usize = 16;
 
+/// `NO_TOKEN` of sample.cu.
+const NO_TOKEN: u32 = u32::MAX;
+
+/// Bytes of a draw: `Draw` of sample.cu.
+const DRAW_BYTES: usize = 24;
+
+/// A draw as sample.cu reads it; rows without one take the largest logit, which nobody reads.
+fn draw_bytes(draw: Option<&Draw>) -> [u8; DRAW_BYTES] {
+    let greedy = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0 };
+    let draw = draw.unwrap_or(&greedy);
+    let mut bytes = [0; DRAW_BYTES];
+    bytes[..8].copy_from_slice(&draw.least_weight().to_le_bytes());
+    let words = [draw.temperature.to_bits(), draw.top_k, draw.top_p_share().unwrap_or(0), draw.random];
+    for (to, word) in bytes[8..].as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
 impl Places {
     fn new(limits: &Limits, groups: usize, tile_queries: usize) -> Self {
         let mut end = 0;
@@ -61,6 +91,8 @@ impl Places {
             end = (start + 4 * numbers).next_multiple_of(ALIGN);
             start
         };
+        let fault = take(1 + limits.rows);
+        let draws = take(limits.rows * DRAW_BYTES / 4);
         let token_sequence = take(limits.tokens);
         let (first, len, past) = (take(limits.sequences), take(limits.sequences), take(limits.sequences));
         let rows = take(limits.rows);
@@ -70,7 +102,7 @@ impl Places {
         let head = take(0);
         let most = limits.sequences * limits.context.div_ceil(limits.page_size);
         let pages = (0..groups).map(|_| take(most)).collect();
-        Self { token_sequence, first, len, past, rows, reads, writes, tiles, starts, head, pages, end }
+        Self { fault, draws, token_sequence, first, len, past, rows, reads, writes, tiles, starts, head, pages, end }
     }
 }
 
@@ -80,9 +112,16 @@ impl Step {
         let places = Places::new(&program.limits, program.graph.groups.len(), tile_queries.len());
         let memory = Buffer::new(gpu, places.end, "the tables of a step")?;
         let at = |offset| memory.at(offset, 0);
+        let (mut host, mut left) = (Pinned::new(gpu), Pinned::new(gpu));
+        host.resize(places.end)?;
+        left.resize(4 + 4 * program.limits.rows)?;
         let tables = places.starts.iter().zip(&places.pages);
         Ok(Self {
-            host: vec![0; places.end],
+            host,
+            left,
+            fault: at(places.fault)?,
+            draws: at(places.draws)?,
+            chosen: at(places.fault + 4)?,
             token_sequence: at(places.token_sequence)?,
             first: at(places.first)?,
             len: at(places.len)?,
@@ -115,10 +154,15 @@ impl Step {
         &mut self,
         gpu: &Gpu,
         batch: &RaggedBatch<'_>,
+        draws: &[Option<Draw>],
         page_size: usize,
     ) -> Result<(), CudaError> {
         let spans = batch.sequences;
-        let (host, places) = (&mut self.host, &self.places);
+        let (host, places) = (self.host.resize(self.places.end)?, &self.places);
+        put(host, places.fault, [0].into_iter());
+        for (to, draw) in host[places.draws..].chunks_exact_mut(DRAW_BYTES).zip(draws) {
+            to.copy_from_slice(&draw_bytes(draw.as_ref()));
+        }
         put(host, places.token_sequence, tokens_of(spans));
         put(host, places.first, spans.iter().map(|s| s.first as i32));
         put(host, places.len, spans.iter().map(|s| s.len as i32));
@@ -150,11 +194,25 @@ impl Step {
         self.longest = spans.iter().map(|s| s.past + s.len).max().unwrap_or(0);
         self.sequences = spans.len();
         self.decode = spans.iter().all(|s| s.len == 1);
-        self.memory.write(gpu, 0, &self.host[..places.head])?;
+        self.memory.write(gpu, 0, &host[..places.head])?;
         for (&start, len) in places.pages.iter().zip(used) {
-            self.memory.write(gpu, start, &self.host[start..start + len])?;
+            self.memory.write(gpu, start, &host[start..start + len])?;
         }
         Ok(())
+    }
+
+    /// The fault and the choices of the first `rows` rows, once the step is done.
+    pub(crate) fn left(
+        &mut self,
+        gpu: &Gpu,
+        rows: usize,
+    ) -> Result<(u32, impl Iterator<Item = Choice>), CudaError> {
+        let left = self.left.resize(4 + 4 * rows)?;
+        self.memory.read(gpu, self.places.fault, left)?;
+        let mut numbers = left.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b));
+        let fault = numbers.next().unwrap_or(0);
+        let choice = |n| if n == NO_TOKEN { Choice::NotANumber } else { Choice::Token(TokenId(n)) };
+        Ok((fault, numbers.map(choice)))
     }
 }
 
@@ -182,6 +240,8 @@ mod tests {
         let limits = Limits { tokens: 7, rows: 3, sequences: 5, context: 100, page_size: 16 };
         let p = Places::new(&limits, 2, 1);
         let mut starts = vec![
+            (p.fault, 4),
+            (p.draws, 3 * DRAW_BYTES / 4),
             (p.token_sequence, 7),
             (p.first, 5),
             (p.len, 5),

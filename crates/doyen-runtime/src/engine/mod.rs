@@ -17,7 +17,9 @@ use crate::{
     sample::SamplingParams,
 };
 use doyen_graph::{
-    device::{Device, DeviceError, GroupTables, Limits, RaggedBatch, SeqSpan, Session, StateSlots},
+    device::{
+        Choice, Device, DeviceError, Draw, GroupTables, Limits, RaggedBatch, SeqSpan, Session, StateSlots,
+    },
     lowered::Extent,
 };
 use doyen_tensor::TokenId;
@@ -59,6 +61,9 @@ pub enum EngineError {
     Device(#[from] DeviceError),
 }
 
+/// Who wants to see the logits of every token that is chosen.
+type Watch<'a> = &'a mut dyn FnMut(RequestId, &[f32]);
+
 /// A loaded model with its sequences.
 pub struct Engine {
     session: Box<dyn Session>,
@@ -82,6 +87,9 @@ struct Batch {
     states: Vec<StateSlots>,
     /// The running sequence of each span.
     members: Vec<usize>,
+    /// What the device is to choose from each row, and what it chose.
+    draws: Vec<Option<Draw>>,
+    choices: Vec<Option<Choice>>,
 }
 
 impl Batch {
@@ -96,6 +104,8 @@ impl Batch {
             tables: (0..groups).map(|_| GroupTables::with_capacity(sequences, pages)).collect(),
             states: Vec::with_capacity(sequences),
             members: Vec::with_capacity(sequences),
+            draws: Vec::with_capacity(sequences),
+            choices: Vec::with_capacity(sequences),
         }
     }
 
@@ -104,6 +114,7 @@ impl Batch {
         self.spans.clear();
         self.rows.clear();
         self.members.clear();
+        self.draws.clear();
         self.states.clear();
         self.tables.iter_mut().for_each(GroupTables::clear);
     }
@@ -224,21 +235,29 @@ impl Engine {
     /// # Errors
     /// When the device fails; the step can be tried again.
     pub fn step(&mut self) -> Result<&[Event], EngineError> {
-        self.step_with(|_, _| {})
+        self.advance(None)
     }
 
-    /// As [`Engine::step`], showing `each` the logits `[vocab]` that a request's next token is chosen from.
+    /// As [`Engine::step`], showing `each` the logits `[vocab]` that a request's next token is chosen from, which a device
+    /// keeps to itself otherwise.
     ///
     /// # Errors
     /// As [`Engine::step`].
-    pub fn step_with(&mut self, each: impl FnMut(RequestId, &[f32])) -> Result<&[Event], EngineError> {
+    pub fn step_with(&mut self, mut each: impl FnMut(RequestId, &[f32])) -> Result<&[Event], EngineError> {
+        self.advance(Some(&mut each))
+    }
+
+    fn advance(&mut self, each: Option<Watch<'_>>) -> Result<&[Event], EngineError> {
         self.events.clear();
         self.admit();
-        self.form_batch()?;
+        self.form_batch(each.is_none())?;
         if self.batch.spans.is_empty() {
             return Ok(&self.events);
         }
-        self.session.step(&self.batch.view())?;
+        let mut choices = std::mem::take(&mut self.batch.choices);
+        let done = self.session.step_choosing(&self.batch.view(), &self.batch.draws, &mut choices);
+        self.batch.choices = choices;
+        done?;
         self.collect(each);
         Ok(&self.events)
     }
@@ -253,7 +272,8 @@ impl Engine {
         }
     }
 
-    fn form_batch(&mut self) -> Result<(), EngineError> {
+    /// The next batch; whether the device may choose tokens itself.
+    fn form_batch(&mut self, choose: bool) -> Result<(), EngineError> {
         self.batch.clear();
         let mut room = self.limits.tokens;
         // Generating sequences first: a long prompt must not hold anybody's next token back.
@@ -269,13 +289,14 @@ impl Engine {
                 self.batch.push(i, s, len);
                 if len == s.pending() {
                     self.batch.rows.push(self.batch.tokens.len() as u32 - 1);
+                    self.batch.draws.push(s.sampler.draw().filter(|_| choose));
                 }
             }
         }
         Ok(())
     }
 
-    fn collect(&mut self, mut each: impl FnMut(RequestId, &[f32])) {
+    fn collect(&mut self, mut each: Option<Watch<'_>>) {
         let logits = self.session.output(0);
         let mut row = 0;
         for (span, &member) in self.batch.spans.iter().zip(&self.batch.members) {
@@ -286,18 +307,27 @@ impl Engine {
             if s.pending() > 0 {
                 continue;
             }
-            let logits = &logits[row * self.vocab..(row + 1) * self.vocab];
+            let choice = if let Some(choice) = self.batch.choices.get(row).copied().flatten() {
+                s.sampler.advance();
+                choice
+            } else {
+                let logits = &logits[row * self.vocab..(row + 1) * self.vocab];
+                if let Some(each) = &mut each {
+                    each(s.id, logits);
+                }
+                s.sampler.sample(logits)
+            };
             row += 1;
-            each(s.id, logits);
-            let token = s.sampler.sample(logits);
+            let token = match choice {
+                Choice::Token(token) => token,
+                Choice::NotANumber => TokenId(0),
+            };
             s.tokens.push(token);
             s.generated += 1;
             let id = s.id;
-            // NaN loses to every number, so the chosen one stands for all.
-            let reason = if logits[token.index()].is_nan() {
-                Some(FinishReason::NotANumber)
-            } else {
-                s.finish_reason(token, self.limits.context)
+            let reason = match choice {
+                Choice::NotANumber => Some(FinishReason::NotANumber),
+                Choice::Token(token) => s.finish_reason(token, self.limits.context),
             };
             if !matches!(reason, Some(FinishReason::Eos | FinishReason::NotANumber)) {
                 self.events.push(Event::Token { id, token });

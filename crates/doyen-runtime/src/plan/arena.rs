@@ -7,6 +7,7 @@ use doyen_graph::{
     device::{Limits, Slot},
     lowered::{LOp, LValueId, Lowered, Operand},
 };
+use std::ops::Range;
 
 /// Kernels read whole cache lines.
 const ALIGN: usize = 64;
@@ -26,10 +27,21 @@ struct Life {
 }
 
 /// Lays the values out greedily, largest first, at the lowest offset free during their whole life. With `keep`,
-/// nothing shares bytes. `None` when a size overflows.
-pub(super) fn layout(graph: &Lowered, limits: &Limits, keep: bool) -> Option<Layout> {
+/// nothing shares bytes, nor do values of a run of `together`. `None` when a size overflows.
+pub(super) fn layout(
+    graph: &Lowered,
+    limits: &Limits,
+    together: &[Range<usize>],
+    keep: bool,
+) -> Option<Layout> {
     let roots = roots(graph);
     let mut lives = lives(graph, &roots);
+    for life in lives.iter_mut().flatten() {
+        let own = *life;
+        for run in together.iter().filter(|r| own.first < r.end && r.start <= own.last) {
+            *life = Life { first: life.first.min(run.start), last: life.last.max(run.end - 1) };
+        }
+    }
     if keep {
         for life in lives.iter_mut().flatten() {
             *life = Life { first: 0, last: usize::MAX };

@@ -115,9 +115,10 @@ impl Plan {
             ))
         })?;
         let nodes = plan_nodes(&graph, device, &limits, options.numerics)?;
-        let layout = arena::layout(&graph, &limits, options.taps).ok_or_else(|| {
-            PlanError::Options("the activations of one step overflow the address space".into())
-        })?;
+        let layout =
+            arena::layout(&graph, &limits, &device.together(&graph), options.taps).ok_or_else(|| {
+                PlanError::Options("the activations of one step overflow the address space".into())
+            })?;
         let program = Program {
             slots: layout.slots,
             arena: layout.bytes,

@@ -4,6 +4,7 @@ use super::*;
 use doyen_graph::lowered::{Extent, LNode, LValue};
 use doyen_tensor::DType;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 fn chain(n: u32) -> Lowered {
     let values = (0..=n)
@@ -29,7 +30,7 @@ const LIMITS: Limits = Limits { tokens: 8, rows: 1, sequences: 1, context: 8, pa
 
 #[test]
 fn a_chain_needs_two_buffers_and_views_alias() {
-    let layout = layout(&chain(6), &LIMITS, false).unwrap();
+    let layout = layout(&chain(6), &LIMITS, &[], false).unwrap();
     assert_eq!(layout.bytes, 2 * 128);
     assert_eq!(layout.slots[1], layout.slots[2]);
     for i in [0usize, 2, 3, 4, 5] {
@@ -39,8 +40,17 @@ fn a_chain_needs_two_buffers_and_views_alias() {
 
 #[test]
 fn kept_values_never_share() {
-    let layout = layout(&chain(6), &LIMITS, true).unwrap();
+    let layout = layout(&chain(6), &LIMITS, &[], true).unwrap();
     assert_eq!(layout.bytes, 6 * 128);
+}
+
+/// Node 2 reads what node 3 may not write over, and so on to the end of the run.
+#[test]
+fn values_of_a_run_share_nothing() {
+    let (graph, run) = (chain(6), 2..5);
+    let layout = layout(&graph, &LIMITS, std::slice::from_ref(&run), false).unwrap();
+    let of_run: BTreeSet<_> = (run.start..=run.end).map(|v| layout.slots[v].unwrap().offset).collect();
+    assert_eq!(of_run.len(), 4);
 }
 
 /// A node of a drawn graph: whether it is a view, which earlier values it reads, the sizes of what it writes.
@@ -95,7 +105,7 @@ fn drawn(nodes: &[Drawn], outputs: &[usize]) -> Lowered {
 struct Memory(Vec<Option<u32>>);
 
 impl Memory {
-    fn lines(slot: Slot) -> std::ops::Range<usize> {
+    fn lines(slot: Slot) -> Range<usize> {
         assert_eq!((slot.offset % ALIGN, slot.len % ALIGN), (0, 0), "slots are whole lines");
         slot.offset / ALIGN..(slot.offset + slot.len) / ALIGN
     }
@@ -155,9 +165,9 @@ proptest! {
     ) {
         let graph = drawn(&nodes, &outputs);
         let limits = Limits { tokens, rows, ..LIMITS };
-        let shared = layout(&graph, &limits, false).unwrap();
+        let shared = layout(&graph, &limits, &[], false).unwrap();
         simulate(&graph, &shared);
-        let kept = layout(&graph, &limits, true).unwrap();
+        let kept = layout(&graph, &limits, &[], true).unwrap();
         simulate(&graph, &kept);
         prop_assert!(shared.bytes <= kept.bytes);
         let all: usize = graph.values.iter().enumerate()
