@@ -25,7 +25,8 @@ pub use planner::CudaPlanner;
 use caches::Caches;
 use doyen_graph::{
     device::{
-        Choice, Device, DeviceError, Draw, Limits, NodePlan, Numerics, Program, RaggedBatch, Session, StateSlot,
+        Choice, Device, DeviceError, Draw, Limits, NodePlan, Numerics, Program, RaggedBatch, Session,
+        StateSlot,
     },
     lowered::{Attention, CacheSlot, Extent, LNode, LOp, LValueId, Lowered, StateId},
 };

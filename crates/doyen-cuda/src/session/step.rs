@@ -102,7 +102,22 @@ impl Places {
         let head = take(0);
         let most = limits.sequences * limits.context.div_ceil(limits.page_size);
         let pages = (0..groups).map(|_| take(most)).collect();
-        Self { fault, draws, token_sequence, first, len, past, rows, reads, writes, tiles, starts, head, pages, end }
+        Self {
+            fault,
+            draws,
+            token_sequence,
+            first,
+            len,
+            past,
+            rows,
+            reads,
+            writes,
+            tiles,
+            starts,
+            head,
+            pages,
+            end,
+        }
     }
 }
 
