@@ -228,6 +228,11 @@ static inline int atomicMax(int* p, int v) { int old = *p; *p = std::max(old, v)
 static inline unsigned atomicAdd(unsigned* p, unsigned v) { unsigned old = *p; *p += v; return old; }
 static inline unsigned atomicMax(unsigned* p, unsigned v) { unsigned old = *p; *p = std::max(old, v); return old; }
 static inline float atomicAdd(float* p, float v) { float old = *p; *p += v; return old; }
+static inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long v) {
+    unsigned long long old = *p;
+    *p += v;
+    return old;
+}
 static inline void __threadfence() {}
 
 // ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -253,6 +258,13 @@ static inline int __float_as_int(float v) { return bit_copy<int>(v); }
 #define __expf expf
 #define __logf logf
 static inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __ffs(int v) { return __builtin_ffs(v); }
 static inline int __clz(int v) { return v ? __builtin_clz(v) : 32; }

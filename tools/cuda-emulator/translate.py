@@ -24,9 +24,13 @@ INSTRUCTIONS = [
     ("fma.rn.bf16x2 ", "d = to_brain((double)brain_value(a) * brain_value(b) + brain_value(c)) | "
      "(u32)to_brain((double)brain_value(a >> 16) * brain_value(b >> 16) + brain_value(c >> 16)) << 16;"),
     ("lop3.b32 ", "d = (v & mask) | base;"),
+    # Blocks run one after the other: a cluster of several has no emulation.
+    ("mapa.shared::cluster.", "if (block) abort(); there = address;"),
+    ("ld.shared::cluster.", "memcpy(&v, at_shared(there), 4);"),
 ]
 # Copies are done and writes seen at once, launches run one after the other.
-NOTHING = ("cp.async.commit", "cp.async.wait", "fence.", "griddepcontrol.", "wgmma.fence", "wgmma.commit", "wgmma.wait")
+NOTHING = ("cp.async.commit", "cp.async.wait", "fence.", "griddepcontrol.", "prefetch.", "barrier.cluster.",
+           "wgmma.fence", "wgmma.commit", "wgmma.wait")
 
 
 def instruction(text: str) -> str:
