@@ -42,6 +42,7 @@ pub(crate) fn assemble(
         checkpoint,
         config,
         dtype: options.dtype,
+        mxfp4: options.mxfp4,
         notices: Vec::new(),
     };
     tell_limits(&mut b, &layers);

@@ -40,6 +40,11 @@ pub(crate) enum Sink {
         scales: u64,
         zero_points: Option<u64>,
     },
+    /// Codes and scales of 4-bit floats, byte for byte.
+    Mxfp4 {
+        codes: u64,
+        scales: u64,
+    },
 }
 
 /// Where codes come from.
@@ -158,6 +163,14 @@ impl Rows {
         Ok(Some(CodeRows { kind, cols, unpacked }))
     }
 
+    /// The bytes of a matrix of 4-bit floats: its codes, then its scales.
+    fn read_stored(&self, rows: Range<usize>) -> Result<Vec<Vec<u8>>, ConvertError> {
+        match self {
+            Self::Tensor(w) => w.read_stored(rows),
+            Self::Interleaved(..) | Self::Shifted(..) | Self::Rotary { .. } => Ok(Vec::new()),
+        }
+    }
+
     /// The tensors of the checkpoint that are read.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weight> {
         let (a, b) = match self {
@@ -192,6 +205,7 @@ impl Job {
         types.dedup();
         let form = match self.sink {
             Sink::Float { ty, .. } => Form::Float(ty),
+            Sink::Mxfp4 { .. } => Form::Mxfp4,
             Sink::Quantized { spec, made, .. } => Form::Codes {
                 carried: made == Made::Carried,
                 bits: spec.bits,
@@ -222,6 +236,11 @@ impl Job {
                     }
                 }
                 vec![(at + (start * cols * ty.size()) as u64, out)]
+            }
+            Sink::Mxfp4 { codes, scales } => {
+                let at = |base: u64, bytes: &[u8]| base + (start * (bytes.len() / rows.len().max(1))) as u64;
+                let stored = self.rows.read_stored(rows.clone())?;
+                stored.into_iter().zip([codes, scales]).map(|(b, base)| (at(base, &b), b)).collect()
             }
             Sink::Quantized { spec, made, layout, codes, scales, zero_points } => {
                 let packed = self.codes(rows, &spec, made, layout, &mut deviation)?.map_err(|e| {

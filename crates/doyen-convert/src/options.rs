@@ -137,6 +137,18 @@ pub struct Options {
     pub dtype: FloatType,
     /// Per-layer settings; later ones win.
     pub layers: Vec<LayerOverride>,
+    /// What experts of 4-bit floats become that nobody chose a width for.
+    pub mxfp4: Mxfp4,
+}
+
+/// Two ways to keep every value of experts that the source holds in MXFP4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mxfp4 {
+    /// As they are: 4-bit floats with their powers of two.
+    #[default]
+    Kept,
+    /// 8-bit codes, which every runtime of QMoE reads.
+    Codes8,
 }
 
 /// Width of the embedding and the head where nobody chose one.
@@ -144,7 +156,14 @@ pub const TABLE_WIDTH: Width = Width::Bits(Bits::B8);
 
 impl Default for Options {
     fn default() -> Self {
-        Self { settings: Vec::new(), embed: None, lm_head: None, dtype: FloatType::F16, layers: Vec::new() }
+        Self {
+            settings: Vec::new(),
+            embed: None,
+            lm_head: None,
+            dtype: FloatType::F16,
+            layers: Vec::new(),
+            mxfp4: Mxfp4::Kept,
+        }
     }
 }
 
@@ -159,7 +178,7 @@ impl Options {
             Setting::Attention(Width::Float),
         ];
         let float = Some(Width::Float);
-        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new() }
+        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new(), mxfp4: Mxfp4::Kept }
     }
 
     /// Formats of the model as a whole (embedding and head use its block and zero points).

@@ -60,9 +60,9 @@ pub struct Step<'a> {
     pub tensor: &'a str,
 }
 
-/// Is told how a conversion goes. Called between chunks, from the calling thread.
+/// Is told how a conversion goes, and may end it. Called between chunks, from the calling thread.
 pub trait Progress {
-    /// A chunk was written.
+    /// Chunks were written.
     fn step(&mut self, step: Step<'_>);
 
     /// Whether to stop here and leave nothing. Asked after every step, and before the package gets its name.
@@ -132,12 +132,15 @@ pub enum Form {
         /// Zero points.
         zero_points: ZeroPointKind,
     },
+    /// 4-bit floats with a power of two for 32 columns, as the source has them.
+    Mxfp4,
 }
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Float(ty) => write!(f, "{}", ty.dtype()),
+            Self::Mxfp4 => f.write_str("kept as fp4, block 32"),
             Self::Codes { carried, bits, block, zero_points } => {
                 let zero_points = match zero_points {
                     ZeroPointKind::Implied => "",

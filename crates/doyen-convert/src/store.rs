@@ -115,6 +115,29 @@ impl Store {
         value
     }
 
+    /// Matrices `[rows, cols]` of 4-bit floats, one a source, for QMoE.
+    pub(crate) fn mxfp4(
+        &mut self,
+        graph: &mut Graph,
+        name: &str,
+        sources: Vec<Rows>,
+        part: Part,
+    ) -> Quantized {
+        let [rows, cols] = sources.first().map_or([0; 2], |s| [s.rows(), s.cols()]);
+        let mut place = |name: &str, dtype, width: usize| {
+            self.place(graph, name, dtype, &[sources.len(), rows, width], part)
+        };
+        let (codes, codes_at) = place(&format!("{name}.weight"), DType::U8, cols / 2);
+        let (scales, scales_at) = place(&format!("{name}.scales"), DType::F8E8M0, cols / 32);
+        for (e, source) in sources.into_iter().enumerate() {
+            let (codes, scales) =
+                (codes_at + (e * rows * cols / 2) as u64, scales_at + (e * rows * cols / 32) as u64);
+            let sink = Sink::Mxfp4 { codes, scales };
+            self.jobs.push(Job { rows: source, sink, reported: self.reports.then_some(part) });
+        }
+        Quantized { codes, scales, zero_points: None }
+    }
+
     /// A quantized matrix made of the sources' rows one after the other; all sources have equal columns.
     pub(crate) fn quantized(
         &mut self,

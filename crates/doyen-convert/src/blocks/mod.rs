@@ -10,6 +10,7 @@ pub(crate) mod latent;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;
+mod mxfp4;
 pub(crate) mod norm;
 pub(crate) mod recurrent;
 pub(crate) mod routing;
@@ -18,7 +19,7 @@ use crate::{
     ConvertError,
     config::ModelConfig,
     job::{Made, Rows},
-    options::{LayerFormats, Width},
+    options::{LayerFormats, Mxfp4, Width},
     quant::{QuantSpec, ZeroPointKind, common_form},
     report::Part,
     source::{Checkpoint, Weight},
@@ -40,6 +41,8 @@ pub(crate) struct Builder<'a> {
     pub config: &'a ModelConfig,
     /// Type of activations, scales and float weights.
     pub dtype: FloatType,
+    /// What experts of 4-bit floats become.
+    pub mxfp4: Mxfp4,
     pub notices: Vec<String>,
 }
 

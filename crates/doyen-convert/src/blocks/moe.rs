@@ -12,28 +12,35 @@ use crate::{
     ConvertError,
     config::{Fused, Moe, Shared, SwiGlu},
     job::{Made, Rows},
-    options::{Block, ExpertWidths, LayerFormats, Width},
+    options::{Block, ExpertWidths, LayerFormats, Mxfp4, Width},
     quant::QuantSpec,
     report::Part,
-    source::{SourceType, Weight},
-    store::Consumer,
+    source::{Packing, SourceType, Weight},
+    store::{Consumer, Quantized},
 };
 use doyen_graph::ir::{Attrs, ValueId};
 use doyen_tensor::format::Bits;
 
 /// Weights of all experts of a layer.
-struct Experts {
+pub(super) struct Experts {
     /// Gate and up rows `[2I, H]` in turn, one an expert.
-    fc1: Vec<Rows>,
+    pub fc1: Vec<Rows>,
     /// Down projections `[H, I]`.
-    fc2: Vec<Rows>,
+    pub fc2: Vec<Rows>,
     /// Biases `[E, 2I]` in the order of the rows, and `[E, H]`.
-    biases: Option<[ValueId; 2]>,
+    pub biases: Option<[ValueId; 2]>,
 }
 
 impl Experts {
     fn weights(&self) -> impl Iterator<Item = &Weight> {
         self.fc1.iter().chain(&self.fc2).flat_map(Rows::weights)
+    }
+
+    /// Whether all of them are 4-bit floats whose rows are in the operator's order.
+    fn are_mxfp4(&self) -> bool {
+        let mxfp4 =
+            |r: &Rows| matches!(r, Rows::Tensor(w) if w.dtype() == SourceType::Packed(Packing::Mxfp4));
+        self.fc1.iter().chain(&self.fc2).all(mxfp4)
     }
 }
 
@@ -66,6 +73,10 @@ impl Builder<'_> {
         let logits = self.project(&router, moe.experts, moe.router.bias, input, format)?;
         let routed = self.route(&module, moe, logits)?;
         let experts = self.experts(&module, moe)?;
+        if self.mxfp4 == Mxfp4::Kept && !formats.asked.experts && experts.are_mxfp4() {
+            let out = self.mxfp4_experts(&module, moe, (x, routed), experts)?;
+            return self.behind_experts(layer, &at, moe, (x, out), formats);
+        }
         let bank = match self.carried(&experts, formats) {
             Some(bank) => Some(bank),
             None if !formats.asked.experts && experts.weights().any(|w| w.dtype().is_lost()) => None,
@@ -75,12 +86,24 @@ impl Builder<'_> {
             Some(bank) => self.quantized_experts(&module, moe, (x, routed), experts, bank)?,
             None => self.float_experts(&module, moe, (x, routed), experts)?,
         };
+        self.behind_experts(layer, &at, moe, (x, out), formats)
+    }
+
+    /// What the routed experts put out, scaled and with that of the shared ones.
+    fn behind_experts(
+        &mut self,
+        layer: &str,
+        at: &str,
+        moe: &Moe,
+        (x, out): (ValueId, ValueId),
+        formats: &LayerFormats,
+    ) -> Result<ValueId, ConvertError> {
         let out = self.scaled(&format!("{at}/routed"), out, moe.routing.scale)?;
         match moe.shared {
             None => Ok(out),
             Some(shared) => {
                 let always = self.shared_experts(layer, shared, x, formats)?;
-                self.node(&at, ("", "Add"), [], &[Some(out), Some(always)])
+                self.node(at, ("", "Add"), [], &[Some(out), Some(always)])
             }
         }
     }
@@ -250,7 +273,6 @@ impl Builder<'_> {
         experts: Experts,
         bank: Bank,
     ) -> Result<ValueId, ConvertError> {
-        let at = scope(module);
         let consumer = Consumer::Experts { row_wise: bank.block.is_none() };
         let mut place = |name: &str, stored, rows, part| {
             let name = format!("{module}.experts.{name}");
@@ -259,12 +281,6 @@ impl Builder<'_> {
         let fc1 = place("gate_up_proj", bank.fc1, experts.fc1, Part::ExpertsFc1);
         let fc2 = place("down_proj", bank.fc2, experts.fc2, Part::ExpertsFc2);
         let (bits1, bits2) = (bank.fc1.0.bits, bank.fc2.0.bits);
-        let gate = format!("{at}/gate");
-        let logits = self.flat(&gate, routed.choice, moe.experts)?;
-        let router_weights = match routed.weights {
-            None => None,
-            Some(w) => Some(self.flat(&format!("{gate}/mixing"), w, moe.experts)?),
-        };
         let mut attrs = swiglu(moe, moe.routing.normalize);
         attrs.set("expert_weight_bits", bits2.get() as i64);
         if bits1 != bits2 {
@@ -277,14 +293,34 @@ impl Builder<'_> {
             attrs.set("block_size", block as i64);
         }
         attrs.set("quant_type", "int");
+        self.qmoe(module, moe, (x, routed), (fc1, fc2, experts.biases), (attrs, None))
+    }
+
+    /// The operator; `globals` has a factor for each expert.
+    pub(super) fn qmoe(
+        &mut self,
+        module: &str,
+        moe: &Moe,
+        (x, routed): (ValueId, Routed),
+        (fc1, fc2, biases): (Quantized, Quantized, Option<[ValueId; 2]>),
+        (mut attrs, globals): (Attrs, Option<ValueId>),
+    ) -> Result<ValueId, ConvertError> {
+        let at = scope(module);
+        let gate = format!("{at}/gate");
+        let logits = self.flat(&gate, routed.choice, moe.experts)?;
+        let router_weights = match routed.weights {
+            None => None,
+            Some(w) => Some(self.flat(&format!("{gate}/mixing"), w, moe.experts)?),
+        };
         attrs.set("weights_prepacked", 0i64);
         attrs.set("accuracy_level", 4i64);
-        let mut inputs = [None; 15];
+        let mut inputs = [None; 17];
         (inputs[0], inputs[1]) = (Some(x), Some(logits));
         (inputs[2], inputs[3], inputs[11]) = (Some(fc1.codes), Some(fc1.scales), fc1.zero_points);
         (inputs[5], inputs[6], inputs[12]) = (Some(fc2.codes), Some(fc2.scales), fc2.zero_points);
-        (inputs[4], inputs[7]) = (experts.biases.map(|b| b[0]), experts.biases.map(|b| b[1]));
+        (inputs[4], inputs[7]) = (biases.map(|b| b[0]), biases.map(|b| b[1]));
         inputs[14] = router_weights;
+        (inputs[15], inputs[16]) = (globals, globals);
         let name = format!("{at}/experts/QMoE");
         let output = format!("{name}/output_0");
         let [out] = self.named_node(&name, (MS, "QMoE"), attrs, &inputs, [&output])?;
@@ -323,7 +359,7 @@ impl Builder<'_> {
 }
 
 /// Attributes that QMoE and MoE share.
-fn swiglu(moe: &Moe, normalize: bool) -> Attrs {
+pub(super) fn swiglu(moe: &Moe, normalize: bool) -> Attrs {
     let mut attrs: Attrs = [
         ("k", (moe.top_k as i64).into()),
         ("activation_type", "swiglu".into()),

@@ -1,6 +1,6 @@
 //! Parsers of option values; each error names the piece that is wrong and what would be accepted.
 
-use super::{Block, LayerOverride, Setting, WIDEST_BLOCK, Width};
+use super::{Block, LayerOverride, Mxfp4, Setting, WIDEST_BLOCK, Width};
 use doyen_tensor::{FloatType, format::Bits};
 use std::str::FromStr;
 
@@ -44,6 +44,18 @@ impl FromStr for Block {
             _ if s == "row" => Ok(Self::Row),
             Ok(n) if n.is_power_of_two() && (16..=WIDEST_BLOCK).contains(&n) => Ok(Self::Columns(n)),
             _ => Err(OptionError::expected("block", "16, 32, 64, 128, 256 or row", s)),
+        }
+    }
+}
+
+impl FromStr for Mxfp4 {
+    type Err = OptionError;
+
+    fn from_str(s: &str) -> Result<Self, OptionError> {
+        match s {
+            "fp4" => Ok(Self::Kept),
+            "int8" => Ok(Self::Codes8),
+            _ => Err(OptionError::expected("mxfp4", "fp4 or int8", s)),
         }
     }
 }

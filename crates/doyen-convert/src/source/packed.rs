@@ -76,6 +76,9 @@ const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Packing {
+    /// Columns of 4-bit floats that share a power of two.
+    pub(crate) const MXFP4_GROUP: usize = 32;
+
     /// What its codes are, where they are integers with a scale for a group.
     pub const fn codes(self) -> Option<Codes> {
         match self {
@@ -142,6 +145,19 @@ impl Packing {
             }
             _ => Ok(Unpacked::default()),
         }
+    }
+
+    /// The bytes of rows of 4-bit floats: codes, and scales.
+    pub(super) fn mxfp4_bytes(
+        parts: &[Part],
+        rows: Range<usize>,
+        cols: usize,
+    ) -> Result<Vec<Vec<u8>>, ConvertError> {
+        let bytes = |part: &Part, row: usize| {
+            part.data.range(part.offset + (rows.start * row) as u64, rows.len() * row).map(|b| b.to_vec())
+        };
+        let [codes, scales] = parts else { return Ok(Vec::new()) };
+        Ok(vec![bytes(codes, cols / 2)?, bytes(scales, cols / 32)?])
     }
 
     /// Values of rows, appended to `out`; for layouts without codes.

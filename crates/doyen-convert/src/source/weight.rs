@@ -9,7 +9,7 @@ use crate::{
     gguf::{Codes, GgmlType, Unpacked, unpack},
 };
 use bytes::Bytes;
-use half::{bf16, f16};
+use half::f16;
 use safetensors::Dtype;
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -193,7 +193,9 @@ impl Weight {
                 out.extend(bytes.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()));
             }
             SourceType::BF16 => {
-                out.extend(bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()));
+                // As `bf16::to_f32`, but for the payload of NaNs, which are refused below.
+                let wide = |&b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
+                out.extend(bytes.as_chunks().0.iter().map(wide));
             }
             SourceType::F64 => out.extend(bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b) as f32)),
             SourceType::Blocks(ty) => {
@@ -211,9 +213,12 @@ impl Weight {
             },
             SourceType::Other(_) => {}
         }
-        match out[start..].iter().position(|v| !v.is_finite()) {
+        let new = &out[start..];
+        // All are asked before any is looked for: without a way out of the loop it is done in vectors.
+        let any = new.iter().fold(false, |any, v| any | !v.is_finite());
+        match any.then(|| new.iter().position(|v| !v.is_finite())).flatten() {
             None => Ok(()),
-            Some(i) => Err(self.not_finite(rows.start + i / self.cols, i % self.cols, out[start + i])),
+            Some(i) => Err(self.not_finite(rows.start + i / self.cols, i % self.cols, new[i])),
         }
     }
 
@@ -233,13 +238,20 @@ impl Weight {
         let bad = |v: &[f32]| v.iter().position(|v| !v.is_finite()).map(|i| (i, v[i]));
         match bad(&out.scales).or_else(|| bad(&out.mins)) {
             None => Ok(out),
-            Some((i, value)) => {
-                let place = format!("group {} of row {}", i % groups, rows.start + i / groups);
-                Err(ConvertError::tensor(
-                    &self.name,
-                    format!("holds the scale or minimum {value} at {place}; expected finite ones"),
-                ))
-            }
+            Some((i, value)) => Err(self.bad_scale(value, (rows.start + i / groups, i % groups))),
+        }
+    }
+
+    /// The bytes of `rows` in each tensor of a matrix of 4-bit floats: codes, then scales.
+    ///
+    /// # Errors
+    /// When the file has changed and no longer holds the rows, or a scale is no number: names the tensor and the place.
+    pub fn read_stored(&self, rows: Range<usize>) -> Result<Vec<Vec<u8>>, ConvertError> {
+        let out = Packing::mxfp4_bytes(&self.parts, self.stored(&rows), self.cols)?;
+        let groups = self.cols / Packing::MXFP4_GROUP;
+        match out.get(1).and_then(|scales| scales.iter().position(|&s| s == u8::MAX)) {
+            None => Ok(out),
+            Some(i) => Err(self.bad_scale("NaN", (rows.start + i / groups, i % groups))),
         }
     }
 
@@ -272,6 +284,12 @@ impl Weight {
                 Ok(transposed(&stored, columns, width, self.dtype.row_bytes(1)))
             }
         }
+    }
+
+    fn bad_scale(&self, value: impl fmt::Display, (row, group): (usize, usize)) -> ConvertError {
+        let message =
+            format!("holds the scale or minimum {value} at group {group} of row {row}; expected finite ones");
+        ConvertError::tensor(&self.name, message)
     }
 
     fn not_finite(&self, row: usize, col: usize, value: f32) -> ConvertError {

@@ -24,9 +24,9 @@ pub(super) enum Failure {
 /// Chunks in flight per thread: enough that a slow one does not hold up the others, few enough to keep memory small.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Writes all tensors, chunk by chunk: a batch of chunks is made in parallel, then written in order. Returns what
-/// became of the source's tensors.
-pub(super) fn write<W: Write + Seek>(
+/// Writes all tensors, chunk by chunk: while a batch of chunks is made in parallel, the one before it is written in order.
+/// Returns what became of the source's tensors.
+pub(super) fn write<W: Write + Seek + Send>(
     store: &Store,
     out: W,
     progress: &mut dyn Progress,
@@ -35,32 +35,39 @@ pub(super) fn write<W: Write + Seek>(
     let mut chunks = store.jobs.iter().flat_map(|job| job.chunks().map(move |rows| (job, rows)));
     let batch_len = rayon::current_num_threads() * CHUNKS_PER_THREAD;
     let mut out = Blocks::new(out, store.file_bytes());
-    let (mut batch, mut done, mut fates) = (Vec::with_capacity(batch_len), 0, Fates::default());
+    let (mut made, mut done, mut fates) = (Vec::new(), 0, Fates::default());
     loop {
-        batch.clear();
-        batch.extend(chunks.by_ref().take(batch_len));
-        let Some((last, _)) = batch.last() else { break };
-        let made: Vec<Chunk> = batch
-            .par_iter()
-            .map(|(job, rows)| job.run(rows.clone()))
-            .collect::<Result<_, _>>()
-            .map_err(Failure::Convert)?;
-        for (chunk, (job, _)) in made.into_iter().zip(&batch) {
-            for (at, bytes) in chunk.placed {
-                out.put(at, &bytes).map_err(Failure::Io)?;
-            }
+        let batch: Vec<_> = chunks.by_ref().take(batch_len).collect();
+        if batch.is_empty() && made.is_empty() {
+            break;
+        }
+        let (written, next) = rayon::join(|| put(&mut out, &mut made), || make(&batch));
+        written.map_err(Failure::Io)?;
+        made = next.map_err(Failure::Convert)?;
+        for (chunk, (job, _)) in made.iter().zip(&batch) {
             if let Some(origin) = job.origin() {
                 fates.add(origin, job.rows.weights().map(Weight::name), chunk.deviation);
             }
         }
-        done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
-        progress.step(Step { done, total, tensor: last.rows.name() });
+        if let Some((last, _)) = batch.last() {
+            done += batch.iter().map(|(job, rows)| source_bytes(job, rows)).sum::<u64>();
+            progress.step(Step { done, total, tensor: last.rows.name() });
+        }
         if progress.is_interrupted() {
             return Err(Failure::Convert(ConvertError::Interrupted));
         }
     }
     out.finish().map_err(Failure::Io)?;
     Ok(fates)
+}
+
+fn make(batch: &[(&Job, Range<usize>)]) -> Result<Vec<Chunk>, ConvertError> {
+    batch.par_iter().map(|(job, rows)| job.run(rows.clone())).collect()
+}
+
+/// Writes chunks and forgets them.
+fn put<W: Write + Seek>(out: &mut Blocks<W>, made: &mut Vec<Chunk>) -> io::Result<()> {
+    made.drain(..).flat_map(|chunk| chunk.placed).try_for_each(|(at, bytes)| out.put(at, &bytes))
 }
 
 /// A chunk's share of its job's source bytes.

@@ -1,6 +1,9 @@
 //! Real checkpoints, converted without quantization and run by the reference interpreter, against recorded outputs.
 
-use doyen_convert::{Options, Silent, Target, convert, options::Setting};
+use doyen_convert::{
+    Options, Silent, Target, convert,
+    options::{Mxfp4, Setting},
+};
 use doyen_graph::{
     interp::Interpreter,
     package::{DirSource, Package},
@@ -118,17 +121,22 @@ fn gpt_oss() {
     golden("gpt_oss");
 }
 
-/// Experts of 4-bit floats that nobody asked to be anything else keep their codes, and compute the same.
+/// Experts of 4-bit floats that nobody asked to be anything else keep their values, as floats and as 8-bit codes.
 #[test]
 fn gpt_oss_with_its_codes() {
     let kept = |s: &Setting| !matches!(s, Setting::Experts(_));
     let float = Options::float(FloatType::F32);
-    let options = Options { settings: float.settings.iter().copied().filter(kept).collect(), ..float };
-    let folder = shared().join("goldens/gpt_oss");
-    let (_dir, package) = package(&folder.join("checkpoint"), &options);
-    assert!(package.graph.nodes.iter().any(|n| n.op_type == "QMoE"));
-    let recorded = folder.join("golden.safetensors");
-    check_recorded("gpt_oss", (&folder.join("checkpoint"), &options), &recorded, 3, 4);
+    let settings: Vec<Setting> = float.settings.iter().copied().filter(kept).collect();
+    for (mxfp4, kind) in [(Mxfp4::Kept, "fp4"), (Mxfp4::Codes8, "int")] {
+        let options = Options { settings: settings.clone(), mxfp4, ..float.clone() };
+        let folder = shared().join("goldens/gpt_oss");
+        let (_dir, package) = package(&folder.join("checkpoint"), &options);
+        let mut banks = package.graph.nodes.iter().filter(|n| n.op_type == "QMoE").peekable();
+        assert!(banks.peek().is_some());
+        assert!(banks.all(|n| n.attrs.clone().string("quant_type").unwrap().as_deref() == Some(kind)));
+        let recorded = folder.join("golden.safetensors");
+        check_recorded("gpt_oss", (&folder.join("checkpoint"), &options), &recorded, 3, 4);
+    }
 }
 
 #[test]

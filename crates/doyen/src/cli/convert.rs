@@ -5,7 +5,7 @@ use crate::console;
 use anyhow::{Context, Result};
 use doyen_convert::{
     Input, Options, Progress, Step, Target, convert_input,
-    options::{Block, LayerOverride, Setting, Width},
+    options::{Block, LayerOverride, Mxfp4, Setting, Width},
     report::{Fate, Form, Origin},
 };
 use doyen_tensor::FloatType;
@@ -82,6 +82,11 @@ pub struct Args {
     #[arg(long, value_name = "on|off", value_parser = Setting::parse_zero_points)]
     zero_points: Option<Setting>,
 
+    /// Experts that the source holds in MXFP4 and that nobody chose a width for: as they are, or as 8-bit codes of the same values,
+    /// which other runtimes read [default: fp4]
+    #[arg(long, value_name = "fp4|int8")]
+    mxfp4: Option<Mxfp4>,
+
     /// Float type of activations, scales, norms and float weights: f32, f16 or bf16 [default: f16; f32 where a GGUF file's
     /// scales and minimums need it]
     #[arg(long, value_name = "TYPE", value_parser = Options::parse_dtype)]
@@ -135,6 +140,7 @@ impl Args {
         s.extend(self.zero_points);
         options.embed = self.embed.or(options.embed);
         options.lm_head = self.lm_head.or(options.lm_head);
+        options.mxfp4 = self.mxfp4.unwrap_or_default();
         options.layers = self.layers.clone().map_or_else(Vec::new, |l| l.0);
         options
     }
@@ -191,7 +197,7 @@ fn check_tokenizer(input: &Input) -> Result<()> {
 /// What became of one kind of weights.
 fn fate(fate: &Fate) -> serde_json::Value {
     let Origin { part, from, form } = &fate.origin;
-    let carried = matches!(form, Form::Codes { carried: true, .. });
+    let carried = matches!(form, Form::Codes { carried: true, .. } | Form::Mxfp4);
     serde_json::json!({
         "part": part.to_string(), "from": from, "form": form.to_string(), "carried": carried,
         "tensors": fate.tensors, "relative_rms_error": fate.deviation.relative(),
