@@ -24,19 +24,22 @@ impl Builder<'_> {
         };
         let fc1 = place("gate_up_proj", experts.fc1, Part::ExpertsFc1);
         let fc2 = place("down_proj", experts.fc2, Part::ExpertsFc2);
-        let ones = format!("/model/constants/ones/{}", moe.experts);
-        let ones = match self.graph.find(&ones) {
-            Some(id) => id,
-            None => {
-                let tensor = Tensor::from_f32(DType::F32, [moe.experts], &vec![1.0; moe.experts])
-                    .map_err(|e| GraphError::Graph(e.to_string()))?;
-                self.graph.add_constant(&ones, tensor)
-            }
-        };
+        let ones = self.ones(moe.experts)?;
         let mut attrs = swiglu(moe, moe.routing.normalize);
         attrs.set("expert_weight_bits", 4i64);
         attrs.set("block_size", Packing::MXFP4_GROUP as i64);
         attrs.set("quant_type", "fp4");
         self.qmoe(module, moe, (x, routed), (fc1, fc2, experts.biases), (attrs, Some(ones)))
+    }
+
+    /// A factor of 1 for every expert.
+    fn ones(&mut self, experts: usize) -> Result<ValueId, ConvertError> {
+        let name = format!("/model/constants/ones/{experts}");
+        if let Some(id) = self.graph.find(&name) {
+            return Ok(id);
+        }
+        let tensor = Tensor::from_f32(DType::F32, [experts], &vec![1.0; experts])
+            .map_err(|e| GraphError::Graph(e.to_string()))?;
+        Ok(self.graph.add_constant(&name, tensor))
     }
 }

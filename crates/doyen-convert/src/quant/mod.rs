@@ -186,15 +186,18 @@ fn pack_into(bits: Bits, codes: &[u8], out: &mut Vec<u8>) {
     match bits {
         Bits::B8 => out.extend_from_slice(codes),
         Bits::B4 => {
-            let byte = |pair: &[u8]| pair[0] | pair.get(1).map_or(0, |high| high << 4);
             // Sixteen bytes at a time are made with vectors.
             let (lanes, rest) = codes.as_chunks::<32>();
             for lane in lanes {
-                out.extend_from_slice(&std::array::from_fn::<u8, 16, _>(|i| {
-                    lane[2 * i] | lane[2 * i + 1] << 4
-                }));
+                let mut bytes = [0u8; 16];
+                for (i, b) in bytes.iter_mut().enumerate() {
+                    *b = lane[2 * i] | lane[2 * i + 1] << 4;
+                }
+                out.extend_from_slice(&bytes);
             }
-            out.extend(rest.chunks(2).map(byte));
+            let (pairs, rest) = rest.as_chunks::<2>();
+            out.extend(pairs.iter().map(|c| c[0] | c[1] << 4));
+            out.extend_from_slice(rest);
         }
         Bits::B2 => {
             let (quads, rest) = codes.as_chunks::<4>();

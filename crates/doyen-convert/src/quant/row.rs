@@ -33,39 +33,62 @@ pub(crate) fn quantize_row(values: &[f32], spec: &QuantSpec, out: &mut RowCodes)
         };
         out.scales.push(scale);
         out.zero_points.push(zero_point);
-        // Adding half and truncating rounds to nearest in plain SSE2; `round` is a library call there.
-        let (shift, top) = (f32::from(zero_point) + 0.5, f32::from(spec.bits.max_code()));
-        let code = |v: f32| (v / scale + shift).clamp(0.0, top) as i32 as u8;
-        let (lanes, rest) = block.as_chunks::<LANES>();
-        for lane in lanes {
-            out.codes.extend_from_slice(&lane.map(code));
-        }
-        out.codes.extend(rest.iter().copied().map(code));
+        encode(block, scale, (f32::from(zero_point), f32::from(spec.bits.max_code())), &mut out.codes);
     }
     Ok(())
 }
 
-/// Values that are worked on at a time, which compilers turn into vectors where a loop over a slice stays one by one.
+/// Values that are worked on at a time. Loops over arrays of this many become vectors in plain SSE2, where those over slices stay
+/// one by one, as do `f32::min` (for its care for NaN), `round` (a library call) and casts to integers (for theirs).
 const LANES: usize = 16;
 
-/// Smallest and largest value, zero included.
-fn range(block: &[f32]) -> (f32, f32) {
-    let (mut lo, mut hi) = ([0f32; LANES], [0f32; LANES]);
-    // Not `f32::min`, whose care for NaN keeps it from being one instruction.
-    let mut widen = |i: usize, v: f32| {
-        lo[i] = if v < lo[i] { v } else { lo[i] };
-        hi[i] = if v > hi[i] { v } else { hi[i] };
+/// Appends the codes nearest to `block / scale + zero_point` from 0 to `top`; of two, the larger.
+fn encode(block: &[f32], scale: f32, (zero_point, top): (f32, f32), out: &mut Vec<u8>) {
+    // A float32 sum with 2^23 is the other term rounded to an integer, ties to even, which is then in its lowest bits.
+    const SHIFT: f32 = 8_388_608.0;
+    let code = |v: f32| {
+        let code = v / scale + zero_point;
+        let code = if code > 0.0 { code } else { 0.0 };
+        let code = if code < top { code } else { top };
+        let nearest = (code + SHIFT) - SHIFT;
+        let nearest = if code - nearest >= 0.5 { nearest + 1.0 } else { nearest };
+        (nearest + SHIFT).to_bits()
     };
     let (lanes, rest) = block.as_chunks::<LANES>();
     for lane in lanes {
+        let (mut wide, mut codes) = ([0u32; LANES], [0u8; LANES]);
+        for (w, &v) in wide.iter_mut().zip(lane) {
+            *w = code(v);
+        }
+        for (c, w) in codes.iter_mut().zip(wide) {
+            *c = w as u8;
+        }
+        out.extend_from_slice(&codes);
+    }
+    out.extend(rest.iter().map(|&v| code(v) as u8));
+}
+
+/// Smallest and largest value, zero included.
+fn range(block: &[f32]) -> (f32, f32) {
+    let least = |a: f32, b: f32| if b < a { b } else { a };
+    let most = |a: f32, b: f32| if b > a { b } else { a };
+    let (mut lo, mut hi) = ([0f32; LANES], [0f32; LANES]);
+    let (lanes, rest) = block.as_chunks::<LANES>();
+    for lane in lanes {
         for (i, &v) in lane.iter().enumerate() {
-            widen(i, v);
+            (lo[i], hi[i]) = (least(lo[i], v), most(hi[i], v));
         }
     }
-    for &v in rest {
-        widen(0, v);
+    for (i, &v) in rest.iter().enumerate() {
+        (lo[i], hi[i]) = (least(lo[i], v), most(hi[i], v));
     }
-    (lo.into_iter().fold(0.0, f32::min), hi.into_iter().fold(0.0, f32::max))
+    // Halves against halves: one after the other would take as long as the block itself.
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            (lo[i], hi[i]) = (least(lo[i], lo[i + half]), most(hi[i], hi[i + half]));
+        }
+    }
+    (lo[0], hi[0])
 }
 
 /// The whole range, zero included, over all codes.
