@@ -145,9 +145,9 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mxfp4 {
     /// As they are: 4-bit floats with their powers of two.
-    #[default]
     Kept,
-    /// 8-bit codes, which every runtime of QMoE reads.
+    /// 8-bit codes, which every runtime of QMoE reads, and which decode faster here for twice the bytes.
+    #[default]
     Codes8,
 }
 
@@ -162,7 +162,7 @@ impl Default for Options {
             lm_head: None,
             dtype: FloatType::F16,
             layers: Vec::new(),
-            mxfp4: Mxfp4::Kept,
+            mxfp4: Mxfp4::default(),
         }
     }
 }
@@ -178,7 +178,7 @@ impl Options {
             Setting::Attention(Width::Float),
         ];
         let float = Some(Width::Float);
-        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new(), mxfp4: Mxfp4::Kept }
+        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new(), mxfp4: Mxfp4::default() }
     }
 
     /// Formats of the model as a whole (embedding and head use its block and zero points).
