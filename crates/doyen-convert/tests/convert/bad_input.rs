@@ -1,9 +1,7 @@
 //! Every kind of bad input: the error names what is wrong, and nothing is left behind or lost.
 
 use crate::common::{Checkpoint, Place};
-use doyen_convert::{
-    ConvertError, Options, Progress, Silent, Step, Target, convert, options::LayerOverride, options::Width,
-};
+use doyen_convert::{Options, Silent, Target, convert, options::LayerOverride, options::Width};
 use doyen_tensor::{FloatType, format::Bits};
 use serde_json::json;
 use std::fs;
