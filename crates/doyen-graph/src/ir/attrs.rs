@@ -168,7 +168,7 @@ impl Attrs {
         }
     }
 
-    /// An int that counts `what` (heads, say): 1 to [`MOST`].
+    /// An int that counts `what` (heads, say): 1 to `MOST`.
     ///
     /// # Errors
     /// When it is less or more.
