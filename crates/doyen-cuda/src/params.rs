@@ -4,8 +4,8 @@
 
 macro_rules! params {
     ($($name:ident),*) => { $(
-        // SAFETY: `repr(C)` with the fields of the CUDA structure in its order, every field of the same size; binding checks
-        // the extents of the operands when it fills them in.
+        // Binding checks the extents of the operands when it fills them in.
+        // SAFETY: `repr(C)` with the fields of the CUDA structure in its order, every field of the same size.
         unsafe impl Params for $name {}
     )* };
 }

@@ -34,9 +34,8 @@ pub struct UnsafeSlice<'a, T> {
     cells: &'a [UnsafeCell<T>],
 }
 
-// SAFETY: elements are reached only through `range`, whose callers promise disjointness, and through `shared`, which asks
-// for `T: Sync`; so threads never share an element that one of them writes, and sending elements between threads is what
-// `T: Send` allows.
+// Elements are reached only through `range`, whose callers promise disjointness, and through `shared`, which asks for `T: Sync`.
+// SAFETY: so threads never share an element that one of them writes, and `T: Send` allows sending elements between threads.
 unsafe impl<T: Send> Sync for UnsafeSlice<'_, T> {}
 // SAFETY: as above; the handle itself is a reference.
 unsafe impl<T: Send> Send for UnsafeSlice<'_, T> {}

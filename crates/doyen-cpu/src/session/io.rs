@@ -184,8 +184,8 @@ impl<'a> Io<'a> {
     fn input_bytes(&self, i: usize) -> &'a [u8] {
         let v = self.input_ref(i).unwrap_or_else(|| panic!("input {i} is not a step value"));
         let len = v.bytes(self.tokens, self.rows);
-        // SAFETY: `NodeIo::check` placed the value inside the arena and apart from every output; `at` promises that
-        // nobody else writes the arena.
+        // `at` promises that nobody else writes the arena.
+        // SAFETY: `NodeIo::check` placed the value inside the arena and apart from every output.
         unsafe { std::slice::from_raw_parts(self.arena.add(v.offset), len) }
     }
 
@@ -238,8 +238,8 @@ impl<'a> Io<'a> {
     pub(crate) fn output_bytes(&mut self, i: usize) -> &mut [u8] {
         let v = self.node.outputs[i].as_ref().unwrap_or_else(|| panic!("output {i} is not wanted"));
         let len = v.bytes(self.tokens, self.rows);
-        // SAFETY: as in `input_bytes`; the borrow of self keeps other outputs from being taken meanwhile, and the
-        // output shares no byte with an input.
+        // The borrow of self keeps other outputs from being taken meanwhile.
+        // SAFETY: as in `input_bytes`; the output shares no byte with an input.
         unsafe { std::slice::from_raw_parts_mut(self.arena.add(v.offset), len) }
     }
 

@@ -281,8 +281,8 @@ impl Session for CpuSession {
             states: &mut self.states,
         };
         for step in &self.steps {
-            // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run`
-            // returns; the check above keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
+            // The check above keeps tokens and rows within the limits `NodeIo::new` checked the slots for.
+            // SAFETY: the arena is borrowed exclusively and touched through this node's slices alone until `run` returns.
             let mut io = unsafe { step.io.at(arena, tokens, rows) };
             step.kernel
                 .run(&mut io, &mut cx)

@@ -282,9 +282,9 @@ impl Gpu {
         let mut params = params;
         let mut arguments = [(&raw mut params).cast::<c_void>()];
         self.context.bind_to_thread().map_err(failed("cannot use the card"))?;
-        // SAFETY: the driver reads the configuration and copies the one parameter during the call. `Params` promises the
-        // layout of the kernel's parameter and extents inside their buffers; buffers are freed in the order of this stream,
-        // after what was launched before.
+        // `Params` promises the layout of the kernel's parameter and extents inside their buffers; buffers are freed in the order
+        // of this stream, after what was launched before.
+        // SAFETY: the driver reads the configuration and copies the one parameter during the call.
         let status = unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
