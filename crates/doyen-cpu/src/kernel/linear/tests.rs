@@ -131,13 +131,18 @@ fn cases() -> impl Strategy<Value = Case> {
         1 => Just(Zero::AcrossRows),
         1 => float_types().prop_map(Zero::Float),
     ];
-    // Mostly the sizes vector kernels take; some that only the general path does; a few beyond a segment.
+    // Mostly the sizes vector kernels take; some that only the general path does; a few beyond a segment; some of which rows share an octet.
     let block = prop_oneof![
         8 => (4u32..10).prop_map(|b| Some(1usize << b)),
         3 => Just(None),
         2 => (16usize..200).prop_map(Some),
     ];
-    let cols = prop_oneof![4 => 1usize..400, 3 => (1usize..12).prop_map(|c| 32 * c), 1 => 2000usize..4500];
+    let cols = prop_oneof![
+        4 => 1usize..400,
+        3 => (1usize..12).prop_map(|c| 32 * c),
+        3 => (4u32..10).prop_map(|c| 1usize << c),
+        1 => 2000usize..4500
+    ];
     let rows = prop_oneof![1usize..9, 8usize..70];
     (rows, cols, 0usize..3, block, float_types(), zero, 0usize..5, 0usize..3, any::<u64>()).prop_map(
         |(rows, cols, bits, block, scale, zero, lead, gap, seed)| {

@@ -7,7 +7,7 @@
 use super::{
     entries::entries,
     lanes::{ByteLanes, FloatLanes, Lanes, RUN, offset},
-    stream::Plain,
+    stream_ints::Plain,
 };
 use std::{
     arch::{asm, x86_64::*},

@@ -46,13 +46,14 @@ macro_rules! entries {
         };
         use $crate::kernel::{
             linear::{
-                Columns, Kernel, Mode,
+                Columns, Kernel, LANES, Mode,
                 int::{
                     Unit,
                     entries::STREAMED,
                     exact, fast,
-                    stream::{self, ANY, DEFAULT, Ints, OTHER, PACKED},
+                    stream::{self, ANY, DEFAULT, OTHER, PACKED},
                     stream_float::Floats,
+                    stream_ints,
                 },
             },
             quantize::Prepared,
@@ -138,7 +139,7 @@ macro_rules! entries {
             out: &mut Columns<'_>,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { stream::rows::<Ints<$spans>, BITS, UNIT, T, TY, ZEROS>(w, acts, bias, out) }
+            unsafe { stream_ints::rows::<$spans, BITS, UNIT, T, TY, ZEROS>(w, acts, bias, out) }
         }
 
         /// # Safety
@@ -167,6 +168,8 @@ macro_rules! entries {
             unsafe {
                 match acts.rows() {
                     0 => {}
+                    // Lanes of an octet would idle.
+                    _ if w.cols < LANES * UNIT => exact::rows::<$floats, BITS, UNIT>(w, acts, bias, out),
                     1 => stream::rows::<Floats, BITS, UNIT, 1, ANY, ANY>(w, acts, bias, out),
                     2 => stream::rows::<Floats, BITS, UNIT, 2, ANY, ANY>(w, acts, bias, out),
                     3 => stream::rows::<Floats, BITS, UNIT, 3, ANY, ANY>(w, acts, bias, out),

@@ -9,8 +9,8 @@
 //! * [`lanes`]: what the tiled loops ask of an instruction set; `avx2`, `vnni`, `avx512` and `neon` answer it
 //! * [`panel`]: scales and zero points of a tile; [`scales`] widens them
 //! * [`tile`]: rows, segments, steps and groups
-//! * [`fast`]: int8 activations, [`stream`] for few tokens, [`amx`] for many; [`exact`]: f32 activations, [`stream_float`] for few
-//!   tokens
+//! * [`fast`]: int8 activations, [`amx`] for many tokens; [`exact`]: f32 activations
+//! * [`stream`]: few tokens, of [`stream_ints`] (short rows: [`stream_stack`]) or [`stream_float`]
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 #![allow(clippy::needless_range_loop, reason = "r, s, t and v index several arrays at once")]
@@ -35,6 +35,10 @@ mod scales;
 mod stream;
 #[cfg(target_arch = "x86_64")]
 mod stream_float;
+#[cfg(target_arch = "x86_64")]
+mod stream_ints;
+#[cfg(target_arch = "x86_64")]
+mod stream_stack;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod vnni;

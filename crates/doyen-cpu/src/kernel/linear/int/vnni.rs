@@ -8,7 +8,7 @@ use super::{
     avx2::{Eight, Sixteen, pin},
     entries::entries,
     lanes::{ByteLanes, RUN, offset},
-    stream::{Spans, plane},
+    stream_ints::{Spans, plane},
 };
 use std::{arch::x86_64::*, marker::PhantomData};
 
