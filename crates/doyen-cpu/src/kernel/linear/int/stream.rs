@@ -115,6 +115,20 @@ const fn zeros_reach(bits: usize) -> usize {
     if bits == 8 { 8 } else { 4 }
 }
 
+/// Zero points of blocks from number `first` on, as `spread` picks from eight.
+///
+/// # Safety
+/// AVX2, FMA and F16C are there; there are eight numbers.
+#[inline(always)]
+pub(super) unsafe fn float_zeros(zeros: FloatView<'_>, first: usize, spread: __m256i) -> __m256 {
+    let ty = zeros.float_type();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let eight = load8(ty, zeros.bytes().as_ptr().add(first * ty.size()));
+        _mm256_permutevar8x32_ps(eight, spread)
+    }
+}
+
 /// Writes the sums of up to eight rows for term `t`, of which a token has `terms`, with their biases.
 ///
 /// # Safety
@@ -237,8 +251,9 @@ impl<'a, const T: usize> Job<'a, T> {
             ZeroPoints::PerBlock { packed, row_bytes } => {
                 rows_within(packed.len(), last * bits / 8 + zeros_reach(bits), row_bytes)
             }
-            // None, or read one by one.
-            ZeroPoints::Default | ZeroPoints::AcrossRows(_) | ZeroPoints::Float(_) => usize::MAX,
+            ZeroPoints::Float(zeros) => rows_within(zeros.len(), last + LANES, self.g.blocks),
+            // None, or one a row.
+            ZeroPoints::Default | ZeroPoints::AcrossRows(_) => usize::MAX,
         };
         let scales = rows_within(w.scales.len(), last + LANES, self.g.blocks);
         rows_within(w.codes.len(), codes, w.row_bytes).min(scales).min(zeros)
@@ -297,16 +312,20 @@ impl<'a, const T: usize> Job<'a, T> {
     ) -> Numbers {
         let block = self.g.block_of(LANES * UNIT * o);
         let ty = self.float_type(TY);
+        let default = (1 << (BITS - 1)) as f32;
+        let offset = if O::CENTRED { default } else { 0.0 };
         // SAFETY: the caller's promise.
         unsafe {
             Numbers {
                 scale: _mm256_permutevar8x32_ps(load8(ty, scales.add(block * ty.size())), self.spread),
                 zero: match (ZEROS, self.w.zero_points) {
-                    (DEFAULT, _) | (ANY, ZeroPoints::Default) => {
-                        _mm256_set1_ps(if O::CENTRED { 0.0 } else { (1 << (BITS - 1)) as f32 })
-                    }
+                    (DEFAULT, _) | (ANY, ZeroPoints::Default) => _mm256_set1_ps(default - offset),
                     (PACKED, _) | (ANY, ZeroPoints::PerBlock { .. }) => self.zeros::<O, BITS>(n, block),
-                    _ => self.zeros_one_by_one::<O>(n, block),
+                    (_, ZeroPoints::Float(zeros)) => {
+                        let zeros = float_zeros(zeros, n * self.g.blocks + block, self.spread);
+                        _mm256_sub_ps(zeros, _mm256_set1_ps(offset))
+                    }
+                    _ => _mm256_set1_ps(self.w.zero_point(n, block) - offset),
                 },
             }
         }

@@ -6,10 +6,10 @@
 use super::{
     super::LANES,
     scales::load8,
-    stream::{DEFAULT, EIGHT, Job, Numbers, rows_within},
+    stream::{DEFAULT, EIGHT, Job, Numbers, float_zeros, rows_within},
     stream_ints::{ActNumbers, Ints, Spans, vectors},
 };
-use doyen_tensor::format::ZeroPoints;
+use doyen_tensor::{FloatView, format::ZeroPoints};
 use std::{arch::x86_64::*, ops::Range};
 
 /// How rows share octets.
@@ -24,15 +24,21 @@ pub(super) struct Stack<'a, const T: usize> {
     wrap: usize,
     /// Rows with which an octet may begin.
     safe: usize,
-    /// Packed zero points, if there are any.
-    zeros: Option<Zeros>,
+    zeros: Zeros<'a>,
     /// Numbers of the activations, again for each row of an octet.
     acts: [ActNumbers; T],
 }
 
+#[derive(Clone, Copy)]
+enum Zeros<'a> {
+    Default,
+    Packed(Packed),
+    Float(FloatView<'a>),
+}
+
 /// Packed zero points of the rows of an octet, each lane's in one of a few bytes.
 #[derive(Clone, Copy)]
-struct Zeros {
+struct Packed {
     first: *const u8,
     row_bytes: usize,
     /// Whether they are in eight bytes; else in four.
@@ -66,13 +72,17 @@ impl<'a, const T: usize> Stack<'a, T> {
         // SAFETY: the caller's promise; eight i32.
         unsafe {
             let zeros = match w.zero_points {
-                ZeroPoints::Default => None,
+                ZeroPoints::Default => Zeros::Default,
                 ZeroPoints::PerBlock { packed, row_bytes } if row_bytes <= groups => {
-                    let zeros = Zeros::new::<BITS>(packed.as_ptr(), row_bytes, groups, &block);
+                    let zeros = Packed::new::<BITS>(packed.as_ptr(), row_bytes, groups, &block);
                     safe = safe.min(rows_within(packed.len(), if zeros.wide { 8 } else { 4 }, row_bytes));
-                    Some(zeros)
+                    Zeros::Packed(zeros)
                 }
-                _ => return None,
+                ZeroPoints::Float(zeros) => {
+                    safe = safe.min(rows_within(zeros.len(), LANES, g.blocks));
+                    Zeros::Float(zeros)
+                }
+                ZeroPoints::PerBlock { .. } | ZeroPoints::AcrossRows(_) => return None,
             };
             let again = _mm256_loadu_si256(again.as_ptr().cast());
             let mut acts = [ActNumbers::new(g, job.acts[0], 0); T];
@@ -120,9 +130,12 @@ impl<'a, const T: usize> Stack<'a, T> {
                 let scales = job.w.scales.bytes().as_ptr().add(n * job.g.blocks * job.float_type(TY).size());
                 let numbers = Numbers {
                     scale: _mm256_permutevar8x32_ps(load8(job.float_type(TY), scales), self.spread),
-                    zero: match &self.zeros {
-                        // A closure would lose the instruction set.
-                        Some(zeros) if ZEROS != DEFAULT => zeros.of::<BITS>(n),
+                    zero: match self.zeros {
+                        Zeros::Packed(packed) if ZEROS != DEFAULT => packed.zeros::<BITS>(n),
+                        Zeros::Float(zeros) if ZEROS != DEFAULT => _mm256_sub_ps(
+                            float_zeros(zeros, n * job.g.blocks, self.spread),
+                            _mm256_set1_ps((1 << (BITS - 1)) as f32),
+                        ),
                         _ => _mm256_setzero_ps(),
                     },
                 };
@@ -175,7 +188,7 @@ impl<'a, const T: usize> Stack<'a, T> {
     }
 }
 
-impl Zeros {
+impl Packed {
     /// Those of a matrix whose packed zero points begin at `first`; `block` is that of each lane in its row.
     ///
     /// # Safety
@@ -207,7 +220,7 @@ impl Zeros {
     /// # Safety
     /// As [`Stack::rows`].
     #[inline(always)]
-    unsafe fn of<const BITS: usize>(&self, n: usize) -> __m256 {
+    unsafe fn zeros<const BITS: usize>(&self, n: usize) -> __m256 {
         // SAFETY: the caller's promise: four or eight bytes are there.
         unsafe {
             let at = self.first.add(n * self.row_bytes);
