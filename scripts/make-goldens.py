@@ -289,6 +289,84 @@ FAMILIES |= {
     ),
 }
 
+WIDE = {"head_dim": None, "hidden_size": 64}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+FAMILIES |= {
+    "olmo3": (
+        "Olmo3Config",
+        {
+            **WIDE, **WINDOWS,
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.2, "rope_theta": 3e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ),
+    "flex_olmo": ("FlexOlmoConfig", {**WIDE, "num_experts": 7, "num_experts_per_tok": 5, "intermediate_size": 32}),
+    "exaone4": ("Exaone4Config", {**WINDOWS, "rope_parameters": LLAMA3}),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "moe_intermediate_size": 32,
+         "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2, "mlp_layer_types": ["dense", "sparse"],
+         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
+    "seed_oss": ("SeedOssConfig", {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True}),
+    "ministral3": (
+        "Ministral3Config",
+        {"sliding_window": 8, "rope_parameters": {**YARN, "rope_theta": 1e6, "mscale": 1.0, "mscale_all_dim": 0.5,
+                                                  "llama_4_scaling_beta": 0.1}},
+    ),
+    "cohere": ("CohereConfig", {**WIDE, "logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": ("Cohere2Config", {**WIDE, **WINDOWS, "logit_scale": 0.3, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2Config", {**WIDE, "sliding_window": 8, "tie_word_embeddings": True}),
+    "stablelm": ("StableLmConfig", {**WIDE, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm_parallel": ("StableLmConfig", {**WIDE, "use_parallel_residual": True}),
+    "phi": ("PhiConfig", WIDE),
+    # Rotated channels of which the operator of attention takes no count: 12 of 24.
+    "nemotron": ("NemotronConfig", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "jais2": ("Jais2Config", WIDE),
+    "arcee": ("ArceeConfig", {"attention_bias": True, "mlp_bias": True}),
+    "helium": ("HeliumConfig", {**WIDE, "head_dim": 16}),
+    "cwm": ("CwmConfig", {**WINDOWS, "rope_parameters": LLAMA3}),
+    "vault_gemma": (
+        "VaultGemmaConfig",
+        {"tie_word_embeddings": True, "query_pre_attn_scalar": 24, "sliding_window": 8, "attn_logit_softcapping": 3.0,
+         "final_logit_softcapping": 4.0},
+    ),
+    "hyperclovax": (
+        "HyperCLOVAXConfig",
+        {**WIDE, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.6},
+    ),
+    "youtu": ("YoutuConfig", {**LATENT, "q_lora_rank": 28, "rope_interleave": False}),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {**{k: v for k, v in SIGMOID.items() if k != "first_k_dense_replace"}, **LATENT, "q_lora_rank": 28},
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybridConfig",
+        {**WIDE, "num_local_experts": 0, "shared_intermediate_size": 48, "position_embedding_type": "nope",
+         "layer_types": ["full_attention"] * 2, "mamba_n_heads": 32, "attention_multiplier": 0.2, "residual_multiplier": 0.4},
+    ),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybridConfig",
+        {**WIDE, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24, "shared_intermediate_size": 48,
+         "position_embedding_type": "rope", "layer_types": ["full_attention"] * 2, "mamba_n_heads": 32,
+         "attention_multiplier": 0.2},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "solar_open": (
+        "SolarOpenConfig",
+        {k: v for k, v in {**SIGMOID, "attention_bias": True, "rope_parameters": {**YARN, "rope_theta": 1e5}}.items()
+         if k != "first_k_dense_replace"},
+    ),
+}
+
 SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
           "patch_size": 14}
 VISUAL = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48}

@@ -61,14 +61,23 @@ pub(crate) fn assemble(
             Mixer::ShortConv(c) => b.short_conv(i, *c, x, formats)?,
             Mixer::Latent(a) => b.latent_attention(i, a, x, shared.positions, formats)?,
         };
-        stream.add(&mut b, &at, layer.norms.after_mixer, "mixer", mixed)?;
-        let x = stream.next(&mut b, layer.norms.before_ffn.map(|n| format!("{at}.{n}")))?;
+        let x = if layer.parallel {
+            x
+        } else {
+            stream.add(&mut b, &at, layer.norms.after_mixer, "mixer", mixed)?;
+            stream.next(&mut b, layer.norms.before_ffn.map(|n| format!("{at}.{n}")))?
+        };
         let out = match &layer.ffn {
             Ffn::Moe(moe) => b.moe(&at, moe, x, formats)?,
             Ffn::Dense(mlp) => {
                 let (width, asked) = (formats.mlp, formats.asked.mlp);
                 b.mlp(&at, *mlp, x, Format { width, asked, layer: formats, part: Part::Mlp })?
             }
+        };
+        let out = if layer.parallel {
+            b.node(&scope(&format!("{at}.both")), ("", "Add"), [], &[Some(mixed), Some(out)])?
+        } else {
+            out
         };
         stream.add(&mut b, &at, layer.norms.after_ffn, "ffn", out)?;
     }
@@ -174,7 +183,7 @@ fn leftovers(
             continue;
         }
         let layer = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse().ok());
-        let beyond = layer.is_some_and(|l: usize| l >= config.layers.len());
+        let beyond = layer.is_some_and(|l: usize| l >= config.layers.len()) || name.starts_with("model.mtp_");
         let inside = name.starts_with("model.") || name.starts_with("lm_head.");
         if inside && !beyond { &mut fatal } else { &mut left }.push(name);
     }

@@ -49,7 +49,7 @@ impl Builder<'_> {
         let mask = self.graph.add_input("attention_mask", Fact::new(DType::I64, shape));
         let lengths = self.config.attentions().next().is_some().then(|| self.lengths(mask)).transpose()?;
         let rotates = |mixer: &Mixer| match mixer {
-            Mixer::Attention(a) => a.qk_norm == Some(QkNorm::RotatedHeads),
+            Mixer::Attention(a) => a.rotates_apart(),
             Mixer::Latent(_) => true,
             Mixer::DeltaNet(_) | Mixer::ShortConv(_) => false,
         };
@@ -90,23 +90,29 @@ impl Builder<'_> {
         self.node(at, ("", "Slice"), [], &[Some(all), Some(start), Some(end), Some(one)])
     }
 
-    /// `x` of heads rotated by position.
+    /// `x` of this many heads rotated by position.
     fn rotate(
         &mut self,
         module: &str,
         a: &Attention,
-        x: ValueId,
+        (x, heads): (ValueId, usize),
         positions: ValueId,
     ) -> Result<ValueId, ConvertError> {
         let Some(caches) = a.rope.as_ref().and_then(|rope| self.rotaries.iter().find(|r| r.rope == *rope))
         else {
             return Ok(x);
         };
-        let (cos, sin) = (caches.cos, caches.sin);
-        let interleaved = i64::from(caches.rope.interleaved);
-        let attrs = [("interleaved", interleaved.into())];
+        let (cos, sin, dim) = (caches.cos, caches.sin, caches.rope.dim);
+        let mut attrs: Attrs = [("interleaved", i64::from(caches.rope.interleaved).into())].into();
+        if dim != a.head_dim {
+            attrs.set("num_heads", heads as i64);
+            attrs.set("rotary_embedding_dim", dim as i64);
+        }
         let inputs = [Some(x), Some(positions), Some(cos), Some(sin)];
-        self.node(&scope(module), (MS, "RotaryEmbedding"), attrs, &inputs)
+        let name = format!("{}/RotaryEmbedding", scope(module));
+        let output = format!("{name}/output_0");
+        let [rotated] = self.named_node(&name, (MS, "RotaryEmbedding"), attrs, &inputs, [&output])?;
+        Ok(rotated)
     }
 
     /// Places the rotary caches of all layers, one pair for each rotation.
@@ -151,7 +157,7 @@ impl Builder<'_> {
         let format = Format { width, asked, layer: formats, part: Part::Attention };
         let input = (x, self.config.hidden);
         let pieces = Piece::of(&module, a.names.qkv, a.rows());
-        let apart = a.qk_norm.is_some() || a.clip.is_some() || a.gated;
+        let apart = a.qk_norm.is_some() || a.clip.is_some() || a.gated || a.rotates_apart();
         let qkv = if apart || !self.stackable(&pieces, asked) {
             let [q, k, v] = pieces.map(|p| vec![p]);
             let q = if a.gated { Self::half_of_heads(&q, a, 0) } else { q };
@@ -184,7 +190,7 @@ impl Builder<'_> {
         Piece::of_heads(module, (a.heads, 2 * a.head_dim), &rows)
     }
 
-    /// Norms and limits of queries, keys and values.
+    /// Norms, limits and rotations of queries, keys and values, as far as the operator does not make them.
     fn prepare(
         &mut self,
         module: &str,
@@ -192,20 +198,15 @@ impl Builder<'_> {
         positions: Option<ValueId>,
         qkv: &mut [ValueId; 3],
     ) -> Result<(), ConvertError> {
-        for (i, (name, heads)) in a.names.norms.into_iter().zip([a.heads, a.kv_heads]).enumerate() {
+        let norms = || a.names.norms.into_iter().zip([a.heads, a.kv_heads]).enumerate();
+        for (i, (name, heads)) in norms() {
             let norm = format!("{module}.{name}");
             match a.qk_norm {
                 Some(QkNorm::Heads) => qkv[i] = self.head_norm(&norm, qkv[i], heads, a.head_dim)?,
                 Some(QkNorm::Whole) => {
                     qkv[i] = self.norm(&norm, qkv[i], heads * a.head_dim, self.rms())?;
                 }
-                Some(QkNorm::RotatedHeads) => {
-                    if let Some(positions) = positions {
-                        qkv[i] = self.rotate(&norm, a, qkv[i], positions)?;
-                    }
-                    qkv[i] = self.head_norm(&norm, qkv[i], heads, a.head_dim)?;
-                }
-                None => {}
+                Some(QkNorm::RotatedHeads) | None => {}
             }
         }
         if let Some(limit) = a.clip {
@@ -213,6 +214,15 @@ impl Builder<'_> {
             for (value, name) in qkv.iter_mut().zip(["q", "k", "v"]) {
                 let at = scope(&format!("{module}.{name}_clip"));
                 *value = self.node(&at, ("", "Clip"), [], &[Some(*value), Some(low), Some(high)])?;
+            }
+        }
+        for (i, (name, heads)) in norms() {
+            let norm = format!("{module}.{name}");
+            if let Some(positions) = positions.filter(|_| a.rotates_apart()) {
+                qkv[i] = self.rotate(&norm, a, (qkv[i], heads), positions)?;
+            }
+            if a.qk_norm == Some(QkNorm::RotatedHeads) {
+                qkv[i] = self.head_norm(&norm, qkv[i], heads, a.head_dim)?;
             }
         }
         Ok(())
@@ -268,7 +278,7 @@ impl Builder<'_> {
         let (past, present) = (cache("past_sequence_length"), cache("total_sequence_length"));
         let past_key = self.graph.add_input(&format!("past_key_values.{layer}.key"), past.clone());
         let past_value = self.graph.add_input(&format!("past_key_values.{layer}.value"), past);
-        let rope = a.rope.as_ref().filter(|_| a.qk_norm != Some(QkNorm::RotatedHeads));
+        let rope = a.rope.as_ref().filter(|_| !a.rotates_apart());
         let caches = rope.and_then(|rope| self.rotaries.iter().find(|r| r.rope == *rope));
         let caches = caches.map(|c| (c.cos, c.sin));
         let sinks = if a.sinks {

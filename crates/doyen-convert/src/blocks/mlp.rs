@@ -1,4 +1,4 @@
-//! Dense gated feed-forward: `down(act(gate(x)) * up(x))`.
+//! Dense feed-forward: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))`.
 
 use super::{
     Builder, Format,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     ConvertError,
-    config::{Activation, Mlp},
+    config::{Activation, Inner, Mlp},
 };
 use doyen_graph::ir::ValueId;
 
@@ -21,16 +21,25 @@ impl Builder<'_> {
     ) -> Result<ValueId, ConvertError> {
         let module = format!("{layer}.{}", mlp.names.module);
         let (hidden, inner) = (self.config.hidden, mlp.intermediate);
-        let pieces = Piece::of(&module, mlp.names.gate_up, [inner, inner]);
         let mut project = |name: &str, piece: &Piece| {
             let name = format!("{module}.{name}");
             self.linear(&name, std::slice::from_ref(piece), mlp.bias, (x, hidden), format)
         };
-        let gate = project("gate_proj", &pieces[0])?;
-        let up = project("up_proj", &pieces[1])?;
         let at = scope(&module);
-        let act = self.activation(&format!("{at}/act_fn"), gate, mlp.activation)?;
-        let product = self.node(&at, ("", "Mul"), [], &[Some(act), Some(up)])?;
+        let act = format!("{at}/act_fn");
+        let product = match mlp.names.inner {
+            Inner::Gated(tensors) => {
+                let pieces = Piece::of(&module, tensors, [inner, inner]);
+                let gate = project("gate_proj", &pieces[0])?;
+                let up = project("up_proj", &pieces[1])?;
+                let act = self.activation(&act, gate, mlp.activation)?;
+                self.node(&at, ("", "Mul"), [], &[Some(act), Some(up)])?
+            }
+            Inner::Plain(name) => {
+                let up = project("up_proj", &Piece::whole(format!("{module}.{name}"), inner))?;
+                self.activation(&act, up, mlp.activation)?
+            }
+        };
         self.project(&format!("{module}.{}", mlp.names.down), hidden, mlp.bias, (product, inner), format)
     }
 
@@ -43,6 +52,11 @@ impl Builder<'_> {
             }
             Activation::GeluTanh => self.node(at, ("", "Gelu"), gelu("tanh"), &[Some(x)]),
             Activation::Gelu => self.node(at, ("", "Gelu"), gelu("none"), &[Some(x)]),
+            Activation::Relu => self.node(at, ("", "Relu"), [], &[Some(x)]),
+            Activation::SquaredRelu => {
+                let x = self.node(at, ("", "Relu"), [], &[Some(x)])?;
+                self.node(at, ("", "Mul"), [], &[Some(x), Some(x)])
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use doyen_graph::ir::ValueId;
 const fn operators(kind: NormKind) -> (&'static str, &'static str) {
     match kind {
         NormKind::Rms => ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"),
-        NormKind::MeanVariance => ("LayerNormalization", "SkipLayerNormalization"),
+        NormKind::MeanVariance { .. } => ("LayerNormalization", "SkipLayerNormalization"),
     }
 }
 
@@ -71,8 +71,8 @@ impl Builder<'_> {
         let shift = if norm.zero_centred { 1.0 } else { 0.0 };
         let weight = self.vector(&format!("{module}.weight"), width, shift, Part::Norms)?;
         let bias = match norm.kind {
-            NormKind::Rms => None,
-            NormKind::MeanVariance => {
+            NormKind::Rms | NormKind::MeanVariance { bias: false } => None,
+            NormKind::MeanVariance { bias: true } => {
                 Some(self.vector(&format!("{module}.bias"), width, 0.0, Part::Norms)?)
             }
         };

@@ -84,7 +84,9 @@ impl Builder<'_> {
     }
 
     fn correction(&mut self, module: &str, c: Correction, experts: usize) -> Result<ValueId, ConvertError> {
-        let name = format!("{module}.{}", c.tensor);
+        let names = || c.tensors.iter().map(|t| format!("{module}.{t}"));
+        let there = names().find(|n| self.checkpoint.contains(n));
+        let name = there.or_else(|| names().next()).unwrap_or_default();
         let shape: &[usize] = if c.row { &[1, experts] } else { &[experts] };
         let rows = vec![Rows::Tensor(self.take(&name, shape)?)];
         Ok(self.store.float(&mut self.graph, &name, FloatType::F32, &[experts], rows, Part::Router))

@@ -86,28 +86,23 @@ impl Attention {
         Self::rotated(f, Rope::read)
     }
 
+    /// As [`read`](Self::read), rotated in part where `partial_rotary_factor` says so.
+    pub(super) fn partly_rotated(f: &Fields) -> Result<Self, ConvertError> {
+        Self::rotated(f, Rope::partial)
+    }
+
     /// As [`read`](Self::read), with another reading of the rotation.
     pub(super) fn rotated(
         f: &Fields,
         rope: impl FnOnce(&Fields, usize) -> Result<Rope, ConvertError>,
     ) -> Result<Self, ConvertError> {
-        let (hidden, heads) = (f.size("hidden_size")?, f.size("num_attention_heads")?);
+        let heads = f.size("num_attention_heads")?;
         let kv_heads = f.optional_size("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads = {heads}");
             return Err(f.wrong("num_key_value_heads", kv_heads, expected));
         }
-        let head_dim = match f.optional_size("head_dim")? {
-            Some(d) => d,
-            None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                let expected = format!("a multiple of num_attention_heads = {heads}, or head_dim given");
-                return Err(f.wrong("hidden_size", hidden, expected));
-            }
-        };
-        if head_dim > 1 << 16 {
-            return Err(f.wrong("head_dim", head_dim, "at most 65536"));
-        }
+        let head_dim = Self::head_dim(f)?;
         Ok(Self {
             names: AttentionNames::LLAMA,
             heads,
@@ -124,6 +119,30 @@ impl Attention {
             softcap: None,
             sinks: false,
         })
+    }
+
+    /// Channels of a head.
+    pub(super) fn head_dim(f: &Fields) -> Result<usize, ConvertError> {
+        let (hidden, heads) = (f.size("hidden_size")?, f.size("num_attention_heads")?);
+        let head_dim = match f.optional_size("head_dim")? {
+            Some(d) => d,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                let expected = format!("a multiple of num_attention_heads = {heads}, or head_dim given");
+                return Err(f.wrong("hidden_size", hidden, expected));
+            }
+        };
+        if head_dim > 1 << 16 {
+            return Err(f.wrong("head_dim", head_dim, "at most 65536"));
+        }
+        Ok(head_dim)
+    }
+
+    /// Whether queries and keys are rotated before the operator of attention: norms follow, or it cannot do it, since its
+    /// rotary caches have a multiple of 8 columns.
+    pub fn rotates_apart(&self) -> bool {
+        let normed = self.qk_norm == Some(QkNorm::RotatedHeads);
+        self.rope.as_ref().is_some_and(|r| normed || !r.dim.is_multiple_of(16))
     }
 
     /// Rows of the query, key and value projections.

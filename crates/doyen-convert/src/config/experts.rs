@@ -116,8 +116,8 @@ impl Routing {
 /// The tensor of the score correction below the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Correction {
-    /// Its name.
-    pub tensor: &'static str,
+    /// Its names, of which the first that is there counts.
+    pub tensors: &'static [&'static str],
     /// Whether it is stored as one row of a matrix.
     pub row: bool,
 }
@@ -189,6 +189,19 @@ impl Moe {
     }
 }
 
+/// Refuses weights that are not renormalised, where an architecture's always are.
+pub(super) fn always_normalized(f: &Fields) -> Result<(), ConvertError> {
+    const NAME: &str = "norm_topk_prob";
+    if f.flag(NAME, true)? {
+        return Ok(());
+    }
+    Err(f.wrong(
+        NAME,
+        false,
+        "true: the chosen experts' weights are divided by their sum in this architecture",
+    ))
+}
+
 impl Groups {
     /// Reads `n_group` and `topk_group`; nothing where one group holds all experts or all groups are kept.
     pub(super) fn read(
@@ -199,6 +212,9 @@ impl Groups {
     ) -> Result<Option<Self>, ConvertError> {
         let count = f.optional_size("n_group")?.unwrap_or(1);
         let kept = f.optional_size("topk_group")?.unwrap_or(count);
+        if count == 1 {
+            return Ok(None);
+        }
         if !experts.is_multiple_of(count) || experts / count < best {
             let expected =
                 format!("a divisor of the {experts} experts that leaves {best} or more in a group");

@@ -1,9 +1,9 @@
-//! The dense gated feed-forward, which is also that of shared experts.
+//! The dense feed-forward, which is also that of shared experts.
 
 use super::{Fields, Tensors};
 use crate::ConvertError;
 
-/// `down(act(gate(x)) * up(x))`.
+/// `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where there is no gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mlp {
     /// Tensor names.
@@ -12,7 +12,7 @@ pub struct Mlp {
     pub intermediate: usize,
     /// Whether the projections have biases.
     pub bias: bool,
-    /// Of the gate.
+    /// Of the gate, if there is one.
     pub activation: Activation,
 }
 
@@ -21,16 +21,34 @@ pub struct Mlp {
 pub struct MlpNames {
     /// The feed-forward itself.
     pub module: &'static str,
-    /// Gate and up projections.
-    pub gate_up: Tensors<2>,
+    /// Projections of its input.
+    pub inner: Inner,
     /// Down projection.
     pub down: &'static str,
 }
 
+/// Projections of a feed-forward's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inner {
+    /// Gate and up.
+    Gated(Tensors<2>),
+    /// Up alone.
+    Plain(&'static str),
+}
+
 impl MlpNames {
     /// As Llama has them.
-    pub const LLAMA: Self =
-        Self { module: "mlp", gate_up: Tensors::Each(["gate_proj", "up_proj"]), down: "down_proj" };
+    pub const LLAMA: Self = Self {
+        module: "mlp",
+        inner: Inner::Gated(Tensors::Each(["gate_proj", "up_proj"])),
+        down: "down_proj",
+    };
+
+    /// As Llama has them, gate and up in one tensor.
+    pub const FUSED: Self = Self { inner: Inner::Gated(Tensors::Fused("gate_up_proj")), ..Self::LLAMA };
+
+    /// As Llama has them, without a gate.
+    pub const PLAIN: Self = Self { inner: Inner::Plain("up_proj"), ..Self::LLAMA };
 
     /// As Llama has them, in another module.
     pub const fn at(module: &'static str) -> Self {
@@ -38,7 +56,7 @@ impl MlpNames {
     }
 }
 
-/// What the gate goes through.
+/// What the gate goes through, or where there is none the up projection's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x sigmoid(x)`.
@@ -47,6 +65,10 @@ pub enum Activation {
     GeluTanh,
     /// Gelu by the error function.
     Gelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
 }
 
 impl Activation {
@@ -58,9 +80,11 @@ impl Activation {
         match f.string(name)?.or(also) {
             None | Some("silu" | "swish") => Ok(Self::Silu),
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Self::GeluTanh),
-            Some("gelu") => Ok(Self::Gelu),
+            Some("gelu" | "gelu_python") => Ok(Self::Gelu),
+            Some("relu") => Ok(Self::Relu),
+            Some("relu2" | "relu_squared") => Ok(Self::SquaredRelu),
             Some(other) => {
-                let expected = "\"silu\", \"gelu_pytorch_tanh\" or \"gelu\"";
+                let expected = "\"silu\", \"gelu_pytorch_tanh\", \"gelu\", \"relu\" or \"relu2\"";
                 Err(f.wrong(name, format!("{other:?}"), expected))
             }
         }

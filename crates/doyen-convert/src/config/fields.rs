@@ -73,6 +73,15 @@ impl Fields {
         Ok(out)
     }
 
+    /// The same fields, where the object in this one lacks these.
+    pub(crate) fn without(&self, name: &str, inner: &[&str]) -> Self {
+        let mut out = self.clone();
+        if let Some(Value::Object(map)) = out.map.get_mut(name) {
+            map.retain(|key, _| !inner.contains(&key.as_str()));
+        }
+        out
+    }
+
     /// The object in this field, whose own fields are then named `field.name` in errors.
     pub(crate) fn object(&self, name: &str) -> Result<Option<Self>, ConvertError> {
         match self.value(name) {

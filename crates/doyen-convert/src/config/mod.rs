@@ -33,7 +33,7 @@ pub use attention::{Attention, AttentionNames, QkNorm, Tensors};
 pub use experts::{Correction, ExpertNames, Fused, Groups, Moe, RouterNames, Routing, Score, Shared, SwiGlu};
 pub(crate) use family::WHOLE_NORMS;
 pub use family::architectures;
-pub use ffn::{Activation, Mlp, MlpNames};
+pub use ffn::{Activation, Inner, Mlp, MlpNames};
 pub(crate) use fields::{Fields, Given};
 pub use latent::Latent;
 pub use quantization::Quantization;
@@ -100,8 +100,11 @@ pub struct Norm {
 pub enum NormKind {
     /// Root mean square; a weight.
     Rms,
-    /// Mean and variance; a weight and a bias.
-    MeanVariance,
+    /// Mean and variance; a weight.
+    MeanVariance {
+        /// Whether there is a bias, too.
+        bias: bool,
+    },
 }
 
 /// From normed activations to logits.
@@ -117,11 +120,13 @@ pub struct Head {
     pub softcap: Option<f32>,
 }
 
-/// One layer: `x += mixer(norm(x))`, `x += ffn(norm(x))`.
+/// One layer: `x += mixer(norm(x))`, `x += ffn(norm(x))`, or `x += mixer(norm(x)) + ffn(norm(x))`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     /// Where the norms stand.
     pub norms: LayerNorms,
+    /// Whether the feed-forward takes what the mixer takes, rather than what comes out behind it.
+    pub parallel: bool,
     /// What moves information between tokens.
     pub mixer: Mixer,
     /// What works on each token alone.
@@ -231,7 +236,7 @@ impl ModelConfig {
     fn with_mixer(f: &Fields, mixer: Mixer, mlp: Mlp) -> Result<Self, ConvertError> {
         let mut notices = Vec::new();
         let max_positions = context(f, mixer.rope(), &mut notices)?;
-        let layer = Layer { norms: LayerNorms::PRE, mixer, ffn: Ffn::Dense(mlp) };
+        let layer = Layer { norms: LayerNorms::PRE, parallel: false, mixer, ffn: Ffn::Dense(mlp) };
         Ok(Self {
             architecture: String::new(),
             genai_type: "",

@@ -7,6 +7,9 @@ use super::Fields;
 use crate::ConvertError;
 use std::{f64::consts::PI, sync::Arc};
 
+/// Types of layers that `rope_parameters` may hold an object for.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
 /// Rotary parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
@@ -73,14 +76,19 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`, for all layers.
+    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`, for all layers: of whole heads, whatever an architecture
+    /// that rotates them so does with `partial_rotary_factor`.
     pub(super) fn read(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
-        const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+        Self::whole(f, head_dim, Self::partial(f, head_dim)?)
+    }
+
+    /// As [`read`](Self::read), of the share of a head that `partial_rotary_factor` says.
+    pub(super) fn partial(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
         if let Some(p) = f.object("rope_parameters")?
             && KINDS.iter().any(|kind| p.value(kind).is_some())
         {
-            let full = Self::read_kind(f, KINDS[0], head_dim)?;
-            if p.value(KINDS[1]).is_some() && Self::read_kind(f, KINDS[1], head_dim)? != full {
+            let full = Self::of_kind(f, KINDS[0], head_dim)?;
+            if p.value(KINDS[1]).is_some() && Self::of_kind(f, KINDS[1], head_dim)? != full {
                 return Err(p.wrong(
                     KINDS[1],
                     "another rotation",
@@ -100,13 +108,66 @@ impl Rope {
         Self::of(f, name, params.as_ref(), head_dim)
     }
 
-    /// As [`read`](Self::read), where `rope_parameters` may hold an object for each type of layer: takes that of `kind`.
-    pub(super) fn read_kind(f: &Fields, kind: &str, head_dim: usize) -> Result<Self, ConvertError> {
+    /// The rotation of layers that see everything, and that of layers with windows, which has a base of its own and is
+    /// stretched only where `rope_parameters` say so for them.
+    pub(super) fn by_kind(f: &Fields, head_dim: usize, local_theta: f64) -> Result<[Self; 2], ConvertError> {
+        let whole = |rope| Self::whole(f, head_dim, rope);
+        let Some(outer) = f.object("rope_parameters")? else {
+            if let Some(p) = f.object("rope_scaling")?
+                && let (None, Some(kind)) = (p.string("rope_type")?, p.string("type")?)
+            {
+                let expected = "the name rope_type: implementations disagree on that one";
+                return Err(p.wrong("type", format!("{kind:?}"), expected));
+            }
+            let global = whole(Self::single(f, head_dim)?)?;
+            return Ok([global, Self::unscaled(local_theta, head_dim)]);
+        };
+        if KINDS.iter().all(|kind| outer.value(kind).is_none()) {
+            let expected = "an object for each of full_attention and sliding_attention";
+            return Err(f.wrong("rope_parameters", "one rotation", expected));
+        }
+        let global = f.positive_float("rope_theta", None)?;
+        let [full, sliding] = [(KINDS[0], global), (KINDS[1], local_theta)].map(|(kind, theta)| {
+            let mut f = f.clone();
+            f.set("rope_theta", theta.into());
+            match outer.object(kind)? {
+                Some(_) => whole(Self::of_kind(&f, kind, head_dim)?),
+                None => Ok(Self::unscaled(theta, head_dim)),
+            }
+        });
+        Ok([full?, sliding?])
+    }
+
+    /// `rope`, if it rotates whole heads.
+    fn whole(f: &Fields, head_dim: usize, rope: Self) -> Result<Self, ConvertError> {
+        if rope.dim == head_dim {
+            return Ok(rope);
+        }
+        let share = rope.dim as f64 / head_dim as f64;
+        Err(f.wrong("partial_rotary_factor", share, "1: this architecture rotates whole heads"))
+    }
+
+    fn of_kind(f: &Fields, kind: &str, head_dim: usize) -> Result<Self, ConvertError> {
         let outer = f.object("rope_parameters")?;
         match outer.as_ref().map(|p| p.object(kind)).transpose()?.flatten() {
             Some(own) => Self::of(f, &format!("rope_parameters.{kind}"), Some(&own), head_dim),
             None => Self::single(f, head_dim),
         }
+    }
+
+    /// As [`read`](Self::read), where "dynamic" scaling with an `alpha` is another base, whatever the length; its other fields
+    /// say nothing then.
+    pub(super) fn stretched(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
+        for name in ["rope_parameters", "rope_scaling"] {
+            let Some(p) = f.object(name)? else { continue };
+            let alpha = p.float("alpha")?.filter(|a| *a > 0.0);
+            let Some(alpha) = alpha.filter(|_| kind(&p).is_ok_and(|k| k == "dynamic")) else { break };
+            let theta =
+                p.positive_float("rope_theta", Some(f.positive_float("rope_theta", Some(10000.0))?))?;
+            let exponent = head_dim as f64 / (head_dim as f64 - 2.0);
+            return Ok(Self::unscaled(theta * alpha.powf(exponent), head_dim));
+        }
+        Self::read(f, head_dim)
     }
 
     /// Without scaling.
@@ -123,24 +184,20 @@ impl Rope {
             Some(part) if part > 0.0 && part <= 1.0 => (head_dim as f64 * part) as usize,
             Some(part) => return Err(f.wrong("partial_rotary_factor", part, "above 0, at most 1")),
         };
-        // The rotary caches of GroupQueryAttention must have a multiple of 8 columns, half a head each.
-        if dim == 0 || !dim.is_multiple_of(16) {
+        if dim == 0 || !dim.is_multiple_of(2) {
             return Err(match part {
                 Some(part) if part != 1.0 => {
                     let expected =
-                        format!("a share of head_dim = {head_dim} that is a multiple of 16 channels");
+                        format!("a share of head_dim = {head_dim} that is an even number of channels");
                     f.wrong("partial_rotary_factor", part, expected)
                 }
-                _ => f.wrong("head_dim", head_dim, "a multiple of 16"),
+                _ => f.wrong("head_dim", head_dim, "an even number"),
             });
         }
         let Some(params) = params else {
             return Ok(Self::unscaled(f.positive_float("rope_theta", Some(10000.0))?, dim));
         };
         let theta = params.positive_float("rope_theta", Some(outer.unwrap_or(10000.0)))?;
-        if let Some(theta) = stretched(params, theta, dim)? {
-            return Ok(Self::unscaled(theta, dim));
-        }
         Ok(Self { scaling: RopeScaling::read(f, name, params, dim)?, ..Self::unscaled(theta, dim) })
     }
 
@@ -176,19 +233,12 @@ impl Rope {
     }
 }
 
-/// The base of "dynamic" scaling by a fixed `alpha`, which does not depend on the length. Other fields of such a file say
-/// nothing.
-fn stretched(p: &Fields, theta: f64, dim: usize) -> Result<Option<f64>, ConvertError> {
-    let kind = match p.string("rope_type")? {
-        Some(kind) => Some(kind),
-        None => p.string("type")?,
-    };
-    match (kind, p.float("alpha")?) {
-        (Some("dynamic"), Some(alpha)) if alpha > 0.0 => {
-            Ok(Some(theta * alpha.powf(dim as f64 / (dim as f64 - 2.0))))
-        }
-        _ => Ok(None),
-    }
+/// The type of a rotation; the second name is that of older files.
+fn kind(p: &Fields) -> Result<&str, ConvertError> {
+    Ok(match p.string("rope_type")? {
+        Some(kind) => kind,
+        None => p.string("type")?.unwrap_or("default"),
+    })
 }
 
 impl RopeScaling {
@@ -202,16 +252,15 @@ impl RopeScaling {
             "mrope_section",
             "mrope_interleaved",
         ];
-        let kind = match p.string("rope_type")? {
-            Some(kind) => kind,
-            None => p.string("type")?.unwrap_or("default"),
-        };
+        let kind = kind(p)?;
         let (scaling, own): (Self, &[&str]) = match kind {
             // Positions of time, height and width, which are one and the same in text.
             "default" | "mrope" => (Self::Default, &[]),
+            // The base grows with sequences longer than `max_position_embeddings`, which is the package's context.
+            "dynamic" => (Self::Default, &["factor", "original_max_position_embeddings"]),
             "linear" => (Self::Linear { factor: p.positive_float("factor", None)? }, &["factor"]),
             "llama3" => (
-                Self::read_llama3(p)?,
+                Self::read_llama3(config, p)?,
                 &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
             ),
             "yarn" => (
@@ -243,7 +292,7 @@ impl RopeScaling {
             ),
             other => {
                 let field = format!("{name}.rope_type");
-                let expected = "\"default\", \"linear\", \"llama3\", \"yarn\" or \"longrope\"";
+                let expected = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" or \"longrope\"";
                 return Err(ConvertError::config(field, format!("{other:?}"), expected));
             }
         };
@@ -254,7 +303,19 @@ impl RopeScaling {
         }
     }
 
-    fn read_llama3(p: &Fields) -> Result<Self, ConvertError> {
+    /// The context length before stretching: beside the scaling's fields or among them, or else all of the context.
+    fn original(config: &Fields, p: &Fields) -> Result<usize, ConvertError> {
+        const NAME: &str = "original_max_position_embeddings";
+        match (config.optional_size(NAME)?, p.optional_size(NAME)?) {
+            (Some(outer), Some(inner)) if outer != inner => {
+                Err(p.wrong(NAME, inner, format!("{outer}, as {NAME} beside it says")))
+            }
+            (Some(n), _) | (None, Some(n)) => Ok(n),
+            (None, None) => config.size("max_position_embeddings"),
+        }
+    }
+
+    fn read_llama3(config: &Fields, p: &Fields) -> Result<Self, ConvertError> {
         let low = p.positive_float("low_freq_factor", None)?;
         let high = p.positive_float("high_freq_factor", None)?;
         if high <= low {
@@ -264,23 +325,25 @@ impl RopeScaling {
             factor: p.positive_float("factor", None)?,
             low,
             high,
-            original: p.positive_float("original_max_position_embeddings", None)?,
+            original: Self::original(config, p)? as f64,
         })
     }
 
     fn read_longrope(config: &Fields, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
         let positions = config.size("max_position_embeddings")?;
-        let original = match p.optional_size(ORIGINAL)? {
-            Some(n) => n,
-            None => config.size(ORIGINAL)?,
-        };
+        let original = Self::original(config, p)?;
         let divisors = p.floats("short_factor")?;
         if divisors.len() != dim / 2 || divisors.iter().any(|d| !(d.is_finite() && *d > 0.0)) {
             let found = format!("{} numbers", divisors.len());
             return Err(p.wrong("short_factor", found, format!("{} numbers above 0", dim / 2)));
         }
         let stretch = positions as f64 / original as f64;
+        // Implementations disagree about which of the two counts.
+        if let Some(factor) = p.float("factor")?.filter(|f| (f / stretch - 1.0).abs() > 1e-6) {
+            let expected =
+                format!("{stretch}, max_position_embeddings over original_max_position_embeddings");
+            return Err(p.wrong("factor", factor, expected));
+        }
         let default = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
         let attention_factor = p.positive_float("attention_factor", Some(default))?;
         Ok(Self::LongRope {
@@ -293,7 +356,7 @@ impl RopeScaling {
 
     fn read_yarn(config: &Fields, p: &Fields) -> Result<Self, ConvertError> {
         let positions = config.size("max_position_embeddings")? as f64;
-        let original = p.positive_float("original_max_position_embeddings", Some(positions))?;
+        let original = Self::original(config, p)? as f64;
         let factor = p.positive_float("factor", Some(positions / original))?;
         let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
         let all = p.float("mscale_all_dim")?.filter(|&m| m != 0.0);

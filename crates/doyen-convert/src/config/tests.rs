@@ -85,7 +85,21 @@ fn unsupported_values_are_named() {
             "quantization_config.bits",
             "3",
         ),
-        (json!({"rope_scaling": {"rope_type": "dynamic"}}), "rope_scaling.rope_type", "dynamic"),
+        (json!({"rope_scaling": {"rope_type": "proportional"}}), "rope_scaling.rope_type", "proportional"),
+        (
+            json!({"rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_theta": 1e4}}),
+            "rope_scaling",
+            "linear",
+        ),
+        (json!({"rope_scaling": {"rope_type": "dynamic", "alpha": 2.0}}), "rope_scaling.alpha", "present"),
+        (
+            json!({
+                "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 64, "factor": 2.0},
+                "original_max_position_embeddings": 32
+            }),
+            "rope_scaling.original_max_position_embeddings",
+            "64",
+        ),
         (
             json!({"rope_scaling": {
                 "rope_type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64
@@ -101,7 +115,10 @@ fn unsupported_values_are_named() {
         (json!({"hidden_size": -4}), "hidden_size", "-4"),
         (json!({"vocab_size": "many"}), "vocab_size", "many"),
         (json!({"eos_token_id": 100}), "eos_token_id", "100"),
-        (json!({"head_dim": 20}), "head_dim", "20"),
+        (json!({"head_dim": 21}), "head_dim", "21"),
+        (json!({"is_causal": false}), "is_causal", "false"),
+        (json!({"position_embedding_type": "alibi"}), "position_embedding_type", "alibi"),
+        (json!({"layer_types": ["sliding_attention"]}), "layer_types", "1 entries"),
         (json!({"mlp_only_layers": [4]}), "mlp_only_layers", "4"),
         (json!({"use_sliding_window": true, "sliding_window": 8}), "use_sliding_window", "true"),
         (json!({"layer_types": ["linear_attention", "", "", ""]}), "layer_types", "linear_attention"),
@@ -151,4 +168,119 @@ fn yarn_ramp_and_attention_factor() {
     assert!(scaled[24] < plain[24]);
     assert!(scaled[39] > plain[39] / 4.0);
     assert!((scaled[40] - plain[40] / 4.0).abs() <= f32::EPSILON * plain[40]);
+}
+
+/// A decoder of another architecture, with these fields and none of experts.
+fn of(architecture: &str, changes: Value) -> Result<ModelConfig, ConvertError> {
+    let (Value::Object(mut map), Value::Object(changes)) = (base(), changes) else { unreachable!() };
+    map.retain(|name, _| !name.contains("expert"));
+    map.insert("architectures".into(), json!([architecture]));
+    map.extend(changes);
+    ModelConfig::parse(&Fields::new(map), None)
+}
+
+fn windows(c: &ModelConfig) -> Vec<Option<usize>> {
+    c.attentions().map(|(_, a)| a.window).collect()
+}
+
+#[test]
+fn a_share_of_a_head_is_rotated_where_the_architecture_does_so() {
+    let half = json!({"partial_rotary_factor": 0.5});
+    let glm = of("GlmForCausalLM", half.clone()).unwrap();
+    assert_eq!(attention(&glm).rope.as_ref().unwrap().dim, 16);
+    for architecture in ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"] {
+        let e = of(architecture, half.clone()).unwrap_err().to_string();
+        assert!(e.contains("partial_rotary_factor is 0.5"), "{e}");
+    }
+}
+
+#[test]
+fn rotations_that_the_operator_cannot_make_stand_before_it() {
+    let apart = |head_dim: usize| attention(&parse(json!({"head_dim": head_dim})).unwrap()).rotates_apart();
+    assert!(apart(24) && apart(8) && !apart(48));
+}
+
+#[test]
+fn context_lengths_before_stretching_stand_inside_or_outside() {
+    let yarn = |outer: Value, inner: Value| {
+        let scaling = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": inner});
+        let RopeScaling::Yarn { original, .. } =
+            rope(json!({"rope_scaling": scaling, "original_max_position_embeddings": outer})).scaling
+        else {
+            unreachable!()
+        };
+        original
+    };
+    assert_eq!(
+        [yarn(json!(32), Value::Null), yarn(Value::Null, json!(32)), yarn(json!(32), json!(32))],
+        [32.0; 3]
+    );
+    assert_eq!(yarn(Value::Null, Value::Null), 128.0);
+}
+
+#[test]
+fn a_base_that_grows_beyond_the_context_is_the_plain_one_within() {
+    let dynamic = rope(json!({"rope_theta": 5e5, "rope_scaling": {"type": "dynamic", "factor": 2.0}}));
+    assert_eq!(dynamic, Rope::unscaled(5e5, 32));
+}
+
+#[test]
+fn which_layers_slide() {
+    let types = json!(["sliding_attention", "full_attention", "sliding_attention", "full_attention"]);
+    let some = [Some(8), None, Some(8), None];
+    let typed = json!({"sliding_window": 8, "layer_types": types});
+    assert_eq!(windows(&of("MistralForCausalLM", typed.clone()).unwrap()), some);
+    for (architecture, field) in [
+        ("Phi3ForCausalLM", "layer_types"),
+        ("Qwen2ForCausalLM", "use_sliding_window"),
+        ("LlamaForCausalLM", "sliding_window"),
+    ] {
+        let e = of(architecture, typed.clone()).unwrap_err().to_string();
+        assert!(e.contains(&format!("{field} is ")), "{e}");
+    }
+    let e = refusal(
+        json!({"sliding_window": 8, "use_sliding_window": true, "layer_types": typed["layer_types"]}),
+    );
+    assert!(e.contains("use_sliding_window is true"), "{e}");
+    let smol = json!({"sliding_window": 8, "use_sliding_window": true, "no_rope_layers": [1, 0, 1, 0]});
+    assert_eq!(windows(&of("SmolLM3ForCausalLM", smol).unwrap()), [None, Some(8), None, Some(8)]);
+    let letters = json!({"sliding_window": 8, "sliding_window_pattern": "LG"});
+    let exaone = of("Exaone4ForCausalLM", letters).unwrap();
+    assert_eq!(windows(&exaone), some);
+    assert!(exaone.attentions().all(|(_, a)| a.rope.is_some() == a.window.is_some()));
+}
+
+#[test]
+fn a_rotation_for_each_kind_of_layer() {
+    let gemma = |changes: Value| of("Gemma3ForCausalLM", changes);
+    let flat = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}});
+    let e = gemma(flat).unwrap_err().to_string();
+    assert!(e.contains("rope_parameters is one rotation"), "{e}");
+    let c = gemma(
+        json!({"rope_parameters": {"full_attention": {"rope_theta": 3e4}}, "sliding_window_pattern": 2}),
+    );
+    let thetas: Vec<f64> = c.unwrap().attentions().map(|(_, a)| a.rope.as_ref().unwrap().theta).collect();
+    assert_eq!(thetas, [1e4, 3e4, 1e4, 3e4]);
+}
+
+#[test]
+fn names_that_releases_gave_to_other_activations() {
+    let of = |architecture: &str, changes: Value| match of(architecture, changes).unwrap().layers[0].ffn {
+        Ffn::Dense(mlp) => mlp.activation,
+        Ffn::Moe(_) => unreachable!(),
+    };
+    assert_eq!(of("GemmaForCausalLM", json!({"hidden_act": "gelu"})), Activation::GeluTanh);
+    assert_eq!(of("LlamaForCausalLM", json!({"hidden_act": "gelu"})), Activation::Gelu);
+    assert_eq!(of("LlamaForCausalLM", json!({"hidden_act": "relu2"})), Activation::SquaredRelu);
+}
+
+#[test]
+fn weights_that_are_always_renormalised() {
+    let experts = |normalize: bool| {
+        let changes = json!({"num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": normalize});
+        of("MixtralForCausalLM", changes)
+    };
+    assert!(experts(true).is_ok());
+    let e = experts(false).unwrap_err().to_string();
+    assert!(e.contains("norm_topk_prob is false"), "{e}");
 }

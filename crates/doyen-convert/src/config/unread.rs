@@ -8,48 +8,75 @@ use serde_json::Value;
 /// Fields by which some architecture changes the computation. A family that reads one is never met here; for another a
 /// value that does not mean "off" makes the checkpoint something that its architecture name does not say.
 const CHANGING: &[&str] = &[
+    "activation_sparsity_pattern",
+    "add_bias_linear",
+    "alibi",
+    "apply_residual_connection_post_layernorm",
     "attention_bias",
     "attention_chunk_size",
+    "attention_k_eq_v",
     "attention_multiplier",
     "attention_out_bias",
+    "attention_value_scale",
     "attn_logit_softcapping",
     "attn_output_gate",
     "attn_temperature_tuning",
     "clip_qkv",
     "conv_L_cache",
+    "conv_bias",
+    "decoder_sparse_step",
     "dim_model_base",
     "embedding_multiplier",
     "final_logit_softcapping",
     "first_k_dense_replace",
     "full_attention_interval",
+    "gating",
+    "global_attn_every_n_layers",
+    "hidden_size_per_layer_input",
+    "index_topk",
+    "interleave_moe_layer_step",
+    "intermediate_size_mlp",
+    "is_causal",
     "kv_lora_rank",
     "layer_types",
     "linear_num_key_heads",
     "lm_head_bias",
+    "lm_head_multiplier",
     "logit_scale",
     "logits_scaling",
+    "logits_soft_cap",
     "mamba_d_state",
     "mlp_bias",
+    "mlp_layer_types",
     "mlp_only_layers",
+    "moe_apply_router_weight_on_input",
     "moe_k",
     "moe_layer_freq",
+    "moe_layer_interval",
     "moe_layer_num_skipped",
     "moe_num_experts",
     "moe_num_shared_experts",
+    "moe_router_logit_softcapping",
+    "mup_enabled",
     "n_group",
     "n_routed_experts",
     "n_shared_experts",
     "no_rope_layer_interval",
     "no_rope_layers",
     "norm_topk_prob",
+    "num_dense_layers",
     "num_experts",
     "num_kv_shared_layers",
     "num_local_experts",
     "num_shared_expert",
     "num_shared_experts",
+    "parallel_attn",
     "partial_rotary_factor",
+    "position_embedding_type",
     "q_lora_rank",
+    "qk_layernorm",
     "qk_norm",
+    "qkv_bias",
     "quantization_config",
     "query_pre_attn_scalar",
     "residual_multiplier",
@@ -58,24 +85,38 @@ const CHANGING: &[&str] = &[
     "rope_local_base_freq",
     "rope_parameters",
     "rope_scaling",
+    "rotary_dim",
+    "rotary_pct",
+    "route_scale",
     "routed_scaling_factor",
+    "router_scaling_factor",
+    "scale_attn_by_inverse_layer_idx",
     "scale_depth",
     "scale_emb",
+    "scale_embedding",
     "scoring_func",
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "sliding_window",
     "sliding_window_pattern",
+    "swiglu_alpha",
     "swiglu_limit",
     "topk_group",
     "topk_method",
+    "use_alibi",
+    "use_attention_gate",
     "use_bias",
     "use_bidirectional_attention",
     "use_cla",
+    "use_double_wide_mlp",
     "use_mla",
+    "use_parallel_residual",
+    "use_post_norm",
     "use_qk_norm",
     "use_qkv_bias",
+    "use_sandwich_norm",
     "use_sliding_window",
+    "zero_expert_num",
 ];
 
 /// Fields that say nothing about the computation of logits.
@@ -84,16 +125,12 @@ const INERT: &[&str] = &[
     "_name_or_path",
     "_sliding_window_pattern",
     "architectures",
-    "attention_dropout",
     "attention_probs_dropout_prob",
     "auto_map",
-    "bos_token_id",
     "cache_implementation",
     "cla_share_factor",
     "classifier_dropout",
     "dtype",
-    "embd_pdrop",
-    "eos_token_id",
     "ep_size",
     "experts_implementation",
     "experts_per_token",
@@ -110,10 +147,8 @@ const INERT: &[&str] = &[
     "num_nextn_predict_layers",
     "original_max_position_embeddings",
     "output_router_logits",
-    "pad_token_id",
     "pretraining_tp",
     "quantization",
-    "resid_pdrop",
     "router_aux_loss_coef",
     "router_jitter_noise",
     "router_z_loss_coef",
@@ -124,19 +159,34 @@ const INERT: &[&str] = &[
     "use_cache",
 ];
 
+/// Whether a field says nothing about the computation of logits, be it by its kind.
+fn is_inert(name: &str) -> bool {
+    INERT.contains(&name) || ["_dropout", "_pdrop", "_token_id"].iter().any(|kind| name.ends_with(kind))
+}
+
 /// Whether a value means that a feature is off.
 fn is_off(name: &str, v: &Value) -> bool {
     let neutral = match name {
         "attention_multiplier" | "query_pre_attn_scalar" => None,
         _ if name.ends_with("multiplier") || name.ends_with("factor") => Some(1.0),
-        "logits_scaling" | "logit_scale" | "scale_emb" | "n_group" | "topk_group" | "moe_layer_freq" => {
-            Some(1.0)
-        }
+        "attention_value_scale"
+        | "decoder_sparse_step"
+        | "interleave_moe_layer_step"
+        | "logit_scale"
+        | "logits_scaling"
+        | "moe_layer_freq"
+        | "moe_layer_interval"
+        | "n_group"
+        | "rotary_pct"
+        | "route_scale"
+        | "scale_emb"
+        | "topk_group" => Some(1.0),
         _ => Some(0.0),
     };
     match v {
-        Value::Bool(b) => !b,
-        Value::Array(a) => a.is_empty(),
+        Value::Bool(b) => *b == (name == "is_causal"),
+        Value::Array(a) => a.iter().all(|v| v == "full_attention"),
+        Value::String(s) => name == "position_embedding_type" && s == "rope",
         _ => v.as_f64().is_some() && v.as_f64() == neutral,
     }
 }
@@ -153,7 +203,7 @@ pub(super) fn judge(f: &Fields, notices: &mut Vec<String>) -> Result<(), Convert
                     "nothing: this architecture's recipe does not implement it",
                 ));
             }
-        } else if !INERT.contains(&name) && !matches!(value, Value::String(_)) {
+        } else if !is_inert(name) && !matches!(value, Value::String(_)) {
             unknown.push(name);
         }
     }

@@ -49,11 +49,21 @@ pub(super) fn none(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, Conv
     Ok(vec![None; layers])
 }
 
-/// Every layer where `sliding_window` is set, or those that `layer_types` names.
+/// Every layer where `sliding_window` is set; `layer_types` that say otherwise are refused.
 pub(super) fn all(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
+    let size = window(f)?;
+    if let Some(other) = layer_types(f, layers)?.and_then(|t| t.into_iter().position(|s| s != size.is_some()))
+    {
+        let found = format!("{:?} for layer {other}", if size.is_some() { FULL } else { SLIDING });
+        return Err(f.wrong("layer_types", found, "what sliding_window says, for all layers"));
+    }
+    Ok(vec![size; layers])
+}
+
+/// Those that `layer_types` names, or else every one where `sliding_window` is set.
+pub(super) fn all_or_typed(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
     let set = window(f)?.is_some();
-    let slides = layer_types(f, layers)?.unwrap_or_else(|| vec![set; layers]);
-    sized(f, slides)
+    by_layer(f, layers, |_| set)
 }
 
 /// Those that `layer_types` names, or else those that `pattern` does.
@@ -73,6 +83,9 @@ pub(super) fn qwen(f: &Fields, layers: usize, moe: bool) -> Result<Vec<Option<us
     let used = f.flag("use_sliding_window", false)?;
     let first = f.count("max_window_layers", 28)?;
     let slides = match layer_types(f, layers)? {
+        Some(types) if !used && types.contains(&true) => {
+            return Err(f.wrong("use_sliding_window", used, "true, since layer_types has layers that slide"));
+        }
         Some(types) => types,
         None if !used => vec![false; layers],
         None if moe => {
@@ -82,4 +95,19 @@ pub(super) fn qwen(f: &Fields, layers: usize, moe: bool) -> Result<Vec<Option<us
         None => (0..layers).map(|i| i >= first).collect(),
     };
     sized(f, slides)
+}
+
+/// None: released code with `use_sliding_window` gives every layer a window, or some, by release.
+pub(super) fn unused(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>, ConvertError> {
+    if f.flag("use_sliding_window", false)? {
+        return Err(f.wrong(
+            "use_sliding_window",
+            true,
+            "false: implementations disagree on which layers slide",
+        ));
+    }
+    match layer_types(f, layers)?.and_then(|t| t.into_iter().position(|slides| slides)) {
+        Some(i) => Err(f.wrong("layer_types", format!("{SLIDING:?} for layer {i}"), format!("{FULL:?}"))),
+        None => Ok(vec![None; layers]),
+    }
 }

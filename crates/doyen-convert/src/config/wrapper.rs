@@ -55,6 +55,7 @@ const TEXT_MODELS: &[TextModel] = &[
     text("gemma3_text", "Gemma3ForCausalLM", GEMMA3),
     text("llama", "LlamaForCausalLM", LLAMA),
     text("mistral", "MistralForCausalLM", MISTRAL),
+    text("ministral3", "Ministral3ForCausalLM", &[]),
     text("mixtral", "MixtralForCausalLM", &[]),
     text("phi3", "Phi3ForCausalLM", &[]),
     text("phimoe", "PhimoeForCausalLM", &[]),
@@ -81,7 +82,11 @@ const TEXT_MODELS: &[TextModel] = &[
     text("deepseek_v3", "DeepseekV3ForCausalLM", &[]),
     text("lfm2", "Lfm2ForCausalLM", LFM2),
     text("lfm2_moe", "Lfm2MoeForCausalLM", &[]),
+    text("cohere", "CohereForCausalLM", &[]),
+    text("cohere2", "Cohere2ForCausalLM", &[]),
+    text("exaone4", "Exaone4ForCausalLM", &[]),
     text("olmo2", "Olmo2ForCausalLM", &[]),
+    text("olmo3", "Olmo3ForCausalLM", &[]),
     text("gpt_oss", "GptOssForCausalLM", &[]),
 ];
 

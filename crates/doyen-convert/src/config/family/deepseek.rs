@@ -10,6 +10,9 @@ use crate::{
 pub(super) fn deepseek_v2(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mut c = ModelConfig::with_mixer(f, Mixer::Latent(Latent::read(f)?), Mlp::read(f)?)?;
     every_layer(f)?;
+    if !f.flag("rope_interleave", true)? {
+        return Err(f.wrong("rope_interleave", false, "true, as the released code rotates"));
+    }
     says(f, "scoring_func", "softmax")?;
     if f.flag("norm_topk_prob", false)? {
         let expected = "false: released implementations of this architecture disagree on what it does";
@@ -47,6 +50,11 @@ pub(super) fn deepseek_v3(f: &Fields) -> Result<ModelConfig, ConvertError> {
     says(f, "topk_method", "noaux_tc")?;
     sigmoid_experts(f, &mut c)?;
     Ok(c)
+}
+
+/// V3 without experts.
+pub(super) fn youtu(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    ModelConfig::with_mixer(f, Mixer::Latent(Latent::read(f)?), Mlp::read(f)?)
 }
 
 /// Refuses a field that is there and says something else.

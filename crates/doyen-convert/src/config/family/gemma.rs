@@ -3,7 +3,7 @@
 use super::plain;
 use crate::{
     ConvertError,
-    config::{Attention, Fields, LayerNorms, ModelConfig, QkNorm, Rope, windows},
+    config::{Activation, Attention, Ffn, Fields, LayerNorms, ModelConfig, QkNorm, Rope, windows},
 };
 
 /// Norms around both halves.
@@ -18,7 +18,16 @@ const SANDWICH: LayerNorms = LayerNorms {
 pub(crate) const WHOLE_NORMS: &str = "doyen_whole_norms";
 
 pub(super) fn gemma(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    start(f, Attention::read(f)?)
+    let mut c = start(f, Attention::read(f)?)?;
+    for layer in &mut c.layers {
+        if let Ffn::Dense(mlp) = &mut layer.ffn
+            && mlp.activation == Activation::Gelu
+        {
+            // The first releases write "gelu" and were trained with its approximation.
+            mlp.activation = Activation::GeluTanh;
+        }
+    }
+    Ok(c)
 }
 
 fn start(f: &Fields, attention: Attention) -> Result<ModelConfig, ConvertError> {
@@ -26,18 +35,27 @@ fn start(f: &Fields, attention: Attention) -> Result<ModelConfig, ConvertError> 
     let mut c = plain(f, Attention { qkv_bias: bias, output_bias: bias, ..attention })?;
     c.norm.zero_centred = !f.flag(WHOLE_NORMS, false)?;
     c.embedding_scale = (c.hidden as f64).sqrt() as f32;
-    c.head.softcap = softcap(f, "final_logit_softcapping")?;
     Ok(c)
 }
 
 /// Scores and logits are capped; every other layer slides.
 pub(super) fn gemma2(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    let mut c = gemma(f)?;
+    alternating(f, SANDWICH)
+}
+
+/// Gemma 2 without norms of what the halves put out.
+pub(super) fn vault_gemma(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    alternating(f, LayerNorms { after_mixer: None, after_ffn: None, ..SANDWICH })
+}
+
+fn alternating(f: &Fields, norms: LayerNorms) -> Result<ModelConfig, ConvertError> {
+    let mut c = start(f, Attention::read(f)?)?;
     let scale = scale(f)?;
     let cap = softcap(f, "attn_logit_softcapping")?;
+    c.head.softcap = softcap(f, "final_logit_softcapping")?;
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| i.is_multiple_of(2))?);
     for layer in &mut c.layers {
-        layer.norms = SANDWICH;
+        layer.norms = norms;
     }
     for (_, attention) in c.attentions_mut() {
         (attention.scale, attention.softcap) = (scale, cap);
@@ -47,30 +65,19 @@ pub(super) fn gemma2(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Norms of query and key heads; layers that slide have a rotation of their own.
 pub(super) fn gemma3(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    let global = |f: &Fields, head_dim| Rope::read_kind(f, "full_attention", head_dim);
-    let mut c = start(f, Attention::rotated(f, global)?)?;
+    let head_dim = Attention::head_dim(f)?;
+    let [global, local] = Rope::by_kind(f, head_dim, f.positive_float("rope_local_base_freq", None)?)?;
+    let mut c = start(f, Attention::rotated(f, |_, _| Ok(global.clone()))?)?;
     let scale = scale(f)?;
-    let cap = softcap(f, "attn_logit_softcapping")?;
-    let pattern = match f.optional_size("sliding_window_pattern")? {
-        Some(n) => n,
-        None => f.optional_size("_sliding_window_pattern")?.unwrap_or(6),
-    };
+    c.head.softcap = softcap(f, "final_logit_softcapping")?;
+    let pattern = f.optional_size("sliding_window_pattern")?.unwrap_or(6);
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| !(i + 1).is_multiple_of(pattern))?);
-    let head_dim = f.size("head_dim")?;
-    let global = global(f, head_dim)?;
-    let nested = f.object("rope_parameters")?.is_some_and(|p| p.value("sliding_attention").is_some());
-    let local_theta = f.positive_float("rope_local_base_freq", None)?;
-    let local = if nested {
-        Rope::read_kind(f, "sliding_attention", head_dim)?
-    } else {
-        Rope::unscaled(local_theta, global.dim)
-    };
     for layer in &mut c.layers {
         layer.norms = SANDWICH;
     }
     for (_, attention) in c.attentions_mut() {
         attention.qk_norm = Some(QkNorm::Heads);
-        (attention.scale, attention.softcap) = (scale, cap);
+        attention.scale = scale;
         attention.rope = Some(if attention.window.is_some() { local.clone() } else { global.clone() });
     }
     Ok(c)

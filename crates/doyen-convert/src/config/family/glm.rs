@@ -5,7 +5,7 @@ use crate::{
     ConvertError,
     config::{
         Attention, Correction, Fields, Groups, LayerNorms, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Rope,
-        Routing, Score, Shared, Tensors,
+        Routing, Score, Shared,
     },
 };
 
@@ -13,8 +13,8 @@ use crate::{
 pub(super) fn glm(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let attention = attention(f)?;
     let rope = attention.rope.clone().map(|r| Rope { interleaved: true, ..r });
-    let names = MlpNames { gate_up: Tensors::Fused("gate_up_proj"), ..MlpNames::LLAMA };
-    ModelConfig::plain(f, Attention { rope, ..attention }, Mlp { names, ..Mlp::read(f)? })
+    let mlp = Mlp { names: MlpNames::FUSED, ..Mlp::read(f)? };
+    ModelConfig::plain(f, Attention { rope, ..attention }, mlp)
 }
 
 /// Norms of what both halves put out, too.
@@ -38,9 +38,18 @@ pub(super) fn glm4_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     Ok(c)
 }
 
+/// Experts in every layer.
+pub(super) fn solar(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mlp = Mlp::of(f, f.size("moe_intermediate_size")?)?;
+    let attention = Attention { qkv_bias: f.flag("attention_bias", false)?, ..Attention::read(f)? };
+    let mut c = ModelConfig::plain(f, attention, mlp)?;
+    sigmoid_experts(f, &mut c)?;
+    Ok(c)
+}
+
 /// Biases on query, key and value.
 fn attention(f: &Fields) -> Result<Attention, ConvertError> {
-    Ok(Attention { qkv_bias: f.flag("attention_bias", false)?, ..Attention::read(f)? })
+    Ok(Attention { qkv_bias: f.flag("attention_bias", false)?, ..Attention::partly_rotated(f)? })
 }
 
 /// The experts that GLM-4.5 and dots share with DeepSeek-V3.
@@ -51,10 +60,15 @@ pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Con
             return Err(f.wrong(name, format!("{rule:?}"), "\"sigmoid\" or \"noaux_tc\""));
         }
     }
-    let mut moe = Moe::read(f, ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
+    // EXAONE's name for them.
+    let count = if f.value("num_experts").is_some() { "num_experts" } else { "n_routed_experts" };
+    let mut moe = Moe::read(f, [count, "num_experts_per_tok", "moe_intermediate_size"])?;
     moe.routing = Routing {
         score: Score::Sigmoid,
-        correction: Some(Correction { tensor: "gate.e_score_correction_bias", row: false }),
+        correction: Some(Correction {
+            tensors: &["gate.e_score_correction_bias", "e_score_correction_bias"],
+            row: false,
+        }),
         groups: Groups::read(f, moe.experts, moe.top_k, 2)?,
         normalize: f.flag("norm_topk_prob", false)?,
         scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
@@ -64,13 +78,34 @@ pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Con
 
 /// Experts, and those that every token shares, in all layers but the first ones.
 pub(super) fn behind_dense_layers(f: &Fields, c: &mut ModelConfig, mut moe: Moe) -> Result<(), ConvertError> {
-    let shared = f.count("n_shared_experts", 0)?;
+    let name =
+        if f.value("num_shared_experts").is_some() { "num_shared_experts" } else { "n_shared_experts" };
+    let shared = f.count(name, 0)?;
     if shared > 0 {
         let intermediate = moe.intermediate * shared;
         let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
         moe.shared = Some(Shared { mlp, gate: None });
     }
     let dense = f.count("first_k_dense_replace", 0)?;
-    c.set_moe(&moe, |i| i >= dense);
+    let sparse = match f.value("mlp_layer_types") {
+        None => (0..c.layers.len()).map(|i| i >= dense).collect(),
+        Some(_) => sparse_layers(f, c.layers.len())?,
+    };
+    c.set_moe(&moe, |i| sparse[i]);
     Ok(())
+}
+
+/// Whether each layer has experts, by `mlp_layer_types`.
+fn sparse_layers(f: &Fields, layers: usize) -> Result<Vec<bool>, ConvertError> {
+    const NAME: &str = "mlp_layer_types";
+    let types = f.value(NAME).and_then(|v| v.as_array()).map_or(&[][..], Vec::as_slice);
+    if types.len() != layers {
+        return Err(f.wrong(NAME, format!("{} entries", types.len()), format!("{layers} entries")));
+    }
+    let one = |t: &serde_json::Value| match t.as_str() {
+        Some("dense") => Ok(false),
+        Some("sparse") => Ok(true),
+        _ => Err(f.wrong(NAME, t, "\"dense\" or \"sparse\"")),
+    };
+    types.iter().map(one).collect()
 }

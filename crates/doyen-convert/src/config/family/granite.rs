@@ -3,12 +3,21 @@
 use super::{biased_attention, plain};
 use crate::{
     ConvertError,
-    config::{Attention, ExpertNames, Fields, Mlp, MlpNames, ModelConfig, Moe, RouterNames, Shared, Tensors},
+    config::{
+        Attention, ExpertNames, Ffn, Fields, Inner, LayerNorms, Mlp, MlpNames, ModelConfig, Moe, RouterNames,
+        Shared, Tensors, experts::always_normalized,
+    },
 };
+use serde_json::Value;
 
 pub(super) fn granite(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    start(f, Some(1.0))
+}
+
+/// With this factor on scores where the file has none; without that, the usual one.
+fn start(f: &Fields, scale: Option<f64>) -> Result<ModelConfig, ConvertError> {
     let attention = biased_attention(f)?;
-    let scale = f.positive_float("attention_multiplier", Some(1.0))? as f32;
+    let scale = f.float("attention_multiplier")?.or(scale).map_or(attention.scale, |s| s as f32);
     let mut c = plain(f, Attention { scale, ..attention })?;
     c.set_mlp_bias(f.flag("mlp_bias", false)?);
     c.embedding_scale = f.positive_float("embedding_multiplier", Some(1.0))? as f32;
@@ -17,8 +26,66 @@ pub(super) fn granite(f: &Fields) -> Result<ModelConfig, ConvertError> {
     Ok(c)
 }
 
+/// Norms of what both halves put out, too; a factor on logits instead of a divisor.
+pub(super) fn hyperclovax(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = start(f, None)?;
+    c.head.divisor = 1.0 / c.head.divisor;
+    if f.flag("use_post_norm", true)? {
+        for layer in &mut c.layers {
+            layer.norms = LayerNorms {
+                after_mixer: Some("post_norm1"),
+                after_ffn: Some("post_norm2"),
+                ..LayerNorms::PRE
+            };
+        }
+    }
+    Ok(c)
+}
+
+/// Layers of attention alone, with and without rotation; a feed-forward in the place of shared experts.
+pub(super) fn granite_hybrid(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let types = f.value("layer_types").or_else(|| f.value("layers_block_type")).and_then(Value::as_array);
+    let attends = |t: &Value| matches!(t.as_str(), Some("attention" | "full_attention"));
+    let found = match types {
+        None => Some("absent".to_owned()),
+        Some(types) => types.iter().find(|t| !attends(t)).map(ToString::to_string),
+    };
+    if let Some(found) = found {
+        let expected = "\"attention\" for every layer: there is no block for Mamba's";
+        return Err(f.wrong("layer_types", found, expected));
+    }
+    // Read, so that it is known to say nothing.
+    let _ = f.value("mamba_d_state");
+    let mut c = if f.count("num_local_experts", 8)? > 0 {
+        granite_moe(f)?
+    } else {
+        let mut c = granite(f)?;
+        let mlp = shared_mlp(f, f.size("shared_intermediate_size")?)?;
+        for layer in &mut c.layers {
+            layer.ffn = Ffn::Dense(mlp);
+        }
+        c
+    };
+    match f.string("position_embedding_type")? {
+        Some("rope") => {}
+        None | Some("nope") => c.attentions_mut().for_each(|(_, a)| a.rope = None),
+        Some(other) => {
+            return Err(f.wrong("position_embedding_type", format!("{other:?}"), "\"rope\" or \"nope\""));
+        }
+    }
+    Ok(c)
+}
+
+/// The feed-forward that every token goes through.
+fn shared_mlp(f: &Fields, intermediate: usize) -> Result<Mlp, ConvertError> {
+    let inner = Inner::Gated(Tensors::Fused("input_linear"));
+    let names = MlpNames { module: "shared_mlp", inner, down: "output_linear" };
+    Ok(Mlp { names, ..Mlp::of(f, intermediate)? })
+}
+
 /// Experts in every layer; shared ones where `shared_intermediate_size` is set.
 pub(super) fn granite_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
     let mut c = granite(f)?;
     let mut moe = Moe {
         modules: &["block_sparse_moe"],
@@ -28,9 +95,7 @@ pub(super) fn granite_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     };
     let intermediate = f.count("shared_intermediate_size", 0)?;
     if intermediate > 0 {
-        let names =
-            MlpNames { module: "shared_mlp", gate_up: Tensors::Fused("input_linear"), down: "output_linear" };
-        moe.shared = Some(Shared { mlp: Mlp { names, intermediate, ..Mlp::read(f)? }, gate: None });
+        moe.shared = Some(Shared { mlp: shared_mlp(f, intermediate)?, gate: None });
     }
     c.set_moe(&moe, |_| true);
     Ok(c)

@@ -1,13 +1,13 @@
 //! Decoders in which most layers keep a state of fixed size: Qwen3-Next and Qwen3.5 (gated delta net), LFM2 (short
 //! convolution).
 
-use super::biased_attention;
+use super::biased;
 use crate::{
     ConvertError,
     config::{
-        Attention, AttentionNames, Correction, DeltaNet, DeltaProjections, ExpertNames, Fields, LayerNorms,
-        Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared, ShortConv, Tensors,
-        recurrent::layers_of,
+        Activation, Attention, AttentionNames, Correction, DeltaNet, DeltaProjections, ExpertNames, Fields,
+        Inner, LayerNorms, Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared, ShortConv,
+        Tensors, experts::always_normalized, recurrent::layers_of,
     },
 };
 
@@ -31,6 +31,7 @@ pub(super) fn qwen3_5(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Experts in every layer.
 pub(super) fn qwen3_5_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
     let mut c = delta_hybrid(f, DeltaProjections::Apart)?;
     let moe = experts(f, true)?;
     c.set_moe(&moe, |_| true);
@@ -51,9 +52,10 @@ fn delta_hybrid(f: &Fields, projections: DeltaProjections) -> Result<ModelConfig
     if !f.flag("attn_output_gate", true)? {
         return Err(f.wrong("attn_output_gate", false, "true, as the released code computes it"));
     }
-    let attention = Attention { qk_norm: Some(QkNorm::Heads), gated: true, ..biased_attention(f)? };
+    let attention = biased(f, Attention::partly_rotated(f)?)?;
+    let attention = Attention { qk_norm: Some(QkNorm::Heads), gated: true, ..attention };
     let intermediate = f.optional_size("intermediate_size")?.or(f.optional_size("moe_intermediate_size")?);
-    let mut c = ModelConfig::plain(f, attention, Mlp::of(f, intermediate.unwrap_or(1))?)?;
+    let mut c = ModelConfig::plain(f, attention, silu(f, intermediate.unwrap_or(1))?)?;
     c.norm.zero_centred = true;
     let layers = c.layers.len();
     let interval = f.optional_size("full_attention_interval")?.unwrap_or(4);
@@ -86,7 +88,7 @@ pub(super) fn lfm2_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let corrected = f.flag("use_expert_bias", true)?;
     let routing = Routing {
         score: Score::Sigmoid,
-        correction: corrected.then_some(Correction { tensor: "expert_bias", row: false }),
+        correction: corrected.then_some(Correction { tensors: &["expert_bias"], row: false }),
         groups: None,
         normalize: f.flag("norm_topk_prob", true)?,
         scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
@@ -97,12 +99,24 @@ pub(super) fn lfm2_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     Ok(c)
 }
 
+/// A feed-forward of so many rows, of these architectures' only activation, which the convolutions have, too.
+fn silu(f: &Fields, intermediate: usize) -> Result<Mlp, ConvertError> {
+    let mlp = Mlp::of(f, intermediate)?;
+    if mlp.activation == Activation::Silu {
+        return Ok(mlp);
+    }
+    let found = f.string("hidden_act")?.unwrap_or("another").to_owned();
+    Err(f.wrong("hidden_act", format!("{found:?}"), "\"silu\""))
+}
+
 fn lfm2_layers(f: &Fields, intermediate: usize) -> Result<ModelConfig, ConvertError> {
     const NAMES: AttentionNames =
         AttentionNames { output: "out_proj", norms: ["q_layernorm", "k_layernorm"], ..AttentionNames::LLAMA };
     let attention = Attention { names: NAMES, qk_norm: Some(QkNorm::Heads), ..Attention::read(f)? };
-    let names = MlpNames { module: "feed_forward", gate_up: Tensors::Each(["w1", "w3"]), down: "w2" };
-    let mut c = ModelConfig::plain(f, attention, Mlp { names, ..Mlp::of(f, intermediate)? })?;
+    let mlp = silu(f, intermediate)?;
+    let names =
+        MlpNames { module: "feed_forward", inner: Inner::Gated(Tensors::Each(["w1", "w3"])), down: "w2" };
+    let mut c = ModelConfig::plain(f, attention, Mlp { names, ..mlp })?;
     c.norm.eps = f.positive_float("norm_eps", Some(1e-5))? as f32;
     c.final_norm = "model.embedding_norm";
     c.head.tied = f.flag("tie_embedding", c.head.tied)?;

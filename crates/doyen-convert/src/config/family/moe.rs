@@ -4,13 +4,14 @@ use super::{
     biased_attention,
     dense::{self, ernie_attention},
     glm::sigmoid_experts,
+    olmo::exaone_windows,
     plain,
 };
 use crate::{
     ConvertError,
     config::{
         Attention, Correction, ExpertNames, Fields, Mlp, MlpNames, ModelConfig, Moe, NormKind, QkNorm,
-        RouterNames, Routing, Score, Shared, windows,
+        RouterNames, Routing, Score, Shared, experts::always_normalized, windows,
     },
 };
 
@@ -18,6 +19,7 @@ use crate::{
 const MIXTRAL_MODULES: &[&str] = &["block_sparse_moe", "mlp"];
 
 pub(super) fn mixtral(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
     let mut c = plain(f, Attention::read(f)?)?;
     c.set_windows(&windows::all(f, c.layers.len())?);
     let moe = Moe::read(f, ["num_local_experts", "num_experts_per_tok", "intermediate_size"])?;
@@ -30,9 +32,59 @@ pub(super) fn olmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let clip = f.float("clip_qkv")?.map(|c| c as f32);
     let attention = Attention { qk_norm: Some(QkNorm::Whole), clip, ..biased_attention(f)? };
     let mut c = plain(f, attention)?;
+    olmoe_experts(f, &mut c)?;
+    Ok(c)
+}
+
+/// Experts in every layer, weighted by the softmax over all of them.
+pub(super) fn olmoe_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), ConvertError> {
     let moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "intermediate_size"])?;
     let routing = Routing { normalize: f.flag("norm_topk_prob", false)?, ..Routing::SOFTMAX };
     c.set_moe(&Moe { routing, ..moe }, |_| true);
+    Ok(())
+}
+
+/// Norms over all query and all key heads, partial rotation, experts by sigmoid scores with a correction.
+pub(super) fn minimax_m2(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
+    for name in ["use_qk_norm", "use_routing_bias"] {
+        if !f.flag(name, true)? {
+            return Err(f.wrong(name, false, "true"));
+        }
+    }
+    for (name, value) in [("qk_norm_type", "per_layer"), ("scoring_func", "sigmoid")] {
+        if let Some(other) = f.string(name)?.filter(|v| *v != value) {
+            return Err(f.wrong(name, format!("{other:?}"), format!("{value:?}")));
+        }
+    }
+    if let Some(kind) = f.indices("attn_type_list")?.into_iter().find(|kind| *kind != 1) {
+        return Err(f.wrong("attn_type_list", kind, "1, for full attention"));
+    }
+    let mut f = f.clone();
+    if let Some(dim) = f.optional_size("rotary_dim")? {
+        let share = dim as f64 / f.size("head_dim")? as f64;
+        if f.value("partial_rotary_factor").is_none() {
+            f.set("partial_rotary_factor", share.into());
+        }
+    }
+    let f = &f;
+    let attention = Attention { qk_norm: Some(QkNorm::Whole), ..Attention::partly_rotated(f)? };
+    let mut c = plain(f, attention)?;
+    let moe = Moe::read(f, ["num_local_experts", "num_experts_per_tok", "intermediate_size"])?;
+    let routing = Routing {
+        score: Score::Sigmoid,
+        correction: Some(Correction { tensors: &["e_score_correction_bias"], row: false }),
+        ..Routing::SOFTMAX
+    };
+    c.set_moe(&Moe { modules: MIXTRAL_MODULES, names: ExpertNames::MIXTRAL, routing, ..moe }, |_| true);
+    Ok(c)
+}
+
+/// Norms of query and key heads, windows and rotation as EXAONE 4 has them, experts as DeepSeek-V3 chooses them.
+pub(super) fn exaone(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, Attention { qk_norm: Some(QkNorm::Heads), ..Attention::read(f)? })?;
+    exaone_windows(f, &mut c)?;
+    sigmoid_experts(f, &mut c)?;
     Ok(c)
 }
 
@@ -40,7 +92,7 @@ pub(super) fn olmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
 pub(super) fn phimoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mut c = plain(f, biased_attention(f)?)?;
     c.set_windows(&windows::all(f, c.layers.len())?);
-    c.norm.kind = NormKind::MeanVariance;
+    c.norm.kind = NormKind::MeanVariance { bias: true };
     c.head.bias = f.flag("lm_head_bias", false)?;
     let moe = Moe::read(f, ["num_local_experts", "num_experts_per_tok", "intermediate_size"])?;
     if moe.top_k != 2 {
@@ -54,14 +106,19 @@ pub(super) fn phimoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Softmax scores with a correction; experts from one layer to another, every so many.
 pub(super) fn ernie(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
     let mut c = plain(f, ernie_attention(f)?)?;
     let mut moe = Moe::read(f, ["moe_num_experts", "moe_k", "moe_intermediate_size"])?;
-    moe.routing.correction = Some(Correction { tensor: "moe_statics.e_score_correction_bias", row: true });
+    moe.routing.correction =
+        Some(Correction { tensors: &["moe_statics.e_score_correction_bias"], row: true });
     let shared = f.count("moe_num_shared_experts", 0)?;
     if shared > 0 {
         let intermediate = moe.intermediate * shared;
         let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
         moe.shared = Some(Shared { mlp, gate: None });
+    }
+    if let Some(least) = f.float("moe_norm_min")?.filter(|least| *least > 1e-6) {
+        return Err(f.wrong("moe_norm_min", least, "no more than 1e-6: no bound on the weights' sum"));
     }
     let first = f.count("moe_layer_start_index", 1)?;
     let interval = f.optional_size("moe_layer_interval")?.unwrap_or(1);
@@ -77,13 +134,16 @@ pub(super) fn ernie(f: &Fields) -> Result<ModelConfig, ConvertError> {
 /// Norms of query and key heads; experts as DeepSeek-V3 chooses them.
 pub(super) fn dots1(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mut c = plain(f, Attention { qk_norm: Some(QkNorm::Heads), ..biased_attention(f)? })?;
-    c.set_windows(&windows::qwen(f, c.layers.len(), false)?);
+    let first = f.count("max_window_layers", 0)?;
+    let windowed = f.value("sliding_window").is_some();
+    c.set_windows(&windows::by_layer(f, c.layers.len(), |i| windowed && i >= first)?);
     sigmoid_experts(f, &mut c)?;
     Ok(c)
 }
 
 /// A shared expert as wide as the routed ones; counts may be lists of one for each layer.
 pub(super) fn hunyuan(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    always_normalized(f)?;
     let f = &f.with_uniform(&["num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"])?;
     let mut c = dense::hunyuan(f)?;
     let width = if f.value("moe_intermediate_size").is_some() {

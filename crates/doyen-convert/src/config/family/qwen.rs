@@ -32,12 +32,18 @@ pub(super) fn qwen2_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mlp = Mlp { names, intermediate, ..Mlp::read(f)? };
     moe.shared = Some(Shared { mlp, gate: Some("mlp.shared_expert_gate") });
     let attention = Attention { qkv_bias: f.flag("qkv_bias", true)?, ..Attention::read(f)? };
-    with_experts(f, attention, &moe)
+    let mut c = with_experts(f, attention, &moe)?;
+    c.set_windows(&windows::qwen(f, c.layers.len(), true)?);
+    Ok(c)
 }
 
 pub(super) fn qwen3_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let attention = Attention { qk_norm: Some(QkNorm::Heads), ..biased_attention(f)? };
-    with_experts(f, attention, &experts(f)?)
+    let mut c = with_experts(f, attention, &experts(f)?)?;
+    // Read, so that they are known to say nothing.
+    let _ = (f.value("sliding_window"), f.value("max_window_layers"));
+    c.set_windows(&windows::unused(f, c.layers.len())?);
+    Ok(c)
 }
 
 fn experts(f: &Fields) -> Result<Moe, ConvertError> {
@@ -54,7 +60,6 @@ fn experts(f: &Fields) -> Result<Moe, ConvertError> {
 fn with_experts(f: &Fields, attention: Attention, moe: &Moe) -> Result<ModelConfig, ConvertError> {
     let mut c = plain(f, attention)?;
     let layers = c.layers.len();
-    c.set_windows(&windows::qwen(f, layers, true)?);
     let step = f.optional_size("decoder_sparse_step")?.unwrap_or(1);
     let dense = f.indices("mlp_only_layers")?;
     if let Some(i) = dense.iter().find(|&&i| i >= layers) {
