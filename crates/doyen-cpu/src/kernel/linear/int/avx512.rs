@@ -8,7 +8,7 @@ use super::{
     lanes::{ByteLanes, FloatLanes, Lanes, RUN, offset},
     vnni::{Avx512Vl, Vnni},
 };
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 entries!(
     "avx512",
@@ -124,6 +124,19 @@ impl Lanes for Sixteen {
     }
 }
 
+/// The same vector, computed before whatever is pinned next. Without it the compiler takes one token after the other, each a chain of
+/// products that wait for one another: 4 bits took 1.19 times as long, 2 bits 1.22 (512 tokens, Zen 4).
+///
+/// # Safety
+/// AVX-512 F is there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn pin(mut v: __m512i) -> __m512i {
+    // SAFETY: no instruction.
+    unsafe { asm!("/* {0} */", inout(zmm_reg) v, options(pure, nomem, nostack, preserves_flags)) };
+    v
+}
+
 impl FloatLanes for Sixteen {
     const TOKENS: usize = 8;
 }
@@ -154,7 +167,7 @@ impl ByteLanes for Sixteen {
                     let at = offset(BITS, run) + offset(BITS, v);
                     for t in 0..T {
                         let a = _mm512_set1_epi32(acts[t].add(at).cast::<i32>().read_unaligned());
-                        sums[t] = _mm512_dpbusd_epi32(sums[t], w, a);
+                        sums[t] = pin(_mm512_dpbusd_epi32(sums[t], w, a));
                     }
                 }
             }
