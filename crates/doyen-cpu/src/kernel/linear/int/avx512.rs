@@ -167,7 +167,9 @@ impl ByteLanes for Sixteen {
                     let at = offset(BITS, run) + offset(BITS, v);
                     for t in 0..T {
                         let a = _mm512_set1_epi32(acts[t].add(at).cast::<i32>().read_unaligned());
-                        sums[t] = pin(_mm512_dpbusd_epi32(sums[t], w, a));
+                        let sum = _mm512_dpbusd_epi32(sums[t], w, a);
+                        // Wide groups have a loop of their own, and are in order.
+                        sums[t] = if V > RUN { sum } else { pin(sum) };
                     }
                 }
             }

@@ -45,6 +45,8 @@ mod vnni;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use scales::load8;
+#[cfg(target_arch = "x86_64")]
+pub(super) use stream::lane_sums;
 
 use super::{Kernel, Mode};
 use crate::{

@@ -425,7 +425,7 @@ impl Numbers {
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn lane_sums(v: [__m256; EIGHT]) -> __m256 {
+pub(in super::super) unsafe fn lane_sums(v: [__m256; EIGHT]) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
         // Rows r and r + 4 side by side, so that sums come out in order.

@@ -6,7 +6,7 @@
 
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{Piece, each_piece};
+use super::{Piece, each_piece, stream};
 use crate::kernel::{
     linear::{Columns, LANES},
     quantize::{GROUP, Int8Row, Prepared},
@@ -32,6 +32,18 @@ pub(super) unsafe fn rows(
     bias: Option<FloatView<'_>>,
     out: &mut Columns<'_>,
 ) {
+    if let Some(few) = stream::Rows::new(w).filter(|_| acts.rows() <= stream::MOST) {
+        // SAFETY: the caller's promise.
+        return unsafe {
+            match acts.rows() {
+                0 => {}
+                1 => few.run::<1>(acts, bias, out),
+                2 => few.run::<2>(acts, bias, out),
+                3 => few.run::<3>(acts, bias, out),
+                _ => few.run::<{ stream::MOST }>(acts, bias, out),
+            }
+        };
+    }
     let at = Int8Row::new(w.cols, w.scales.block(w.cols), GROUP);
     each_piece(w, acts, bias, out, 0.5 * w.global, |piece, r, batch, sums| {
         let mut t = batch.start;

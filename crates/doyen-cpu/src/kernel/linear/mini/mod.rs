@@ -7,12 +7,14 @@
 //! * f32 activations: column `c` goes to `lane[c % 8]` instead, `acc = fma(weight * scale_w, x, acc)`.
 //!
 //! Then the lanes are added, and the sum is multiplied by the matrix's global scale and gets the bias. `exact` and `fast` give these
-//! bits in portable Rust, `avx2` the same ones faster; they depend neither on the tokens of a call nor on its range of rows.
+//! bits in portable Rust, `avx2` the same ones faster, `stream` for few rows of activations; they depend neither on the tokens of a call nor on its range of rows.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod exact;
 mod fast;
+#[cfg(target_arch = "x86_64")]
+mod stream;
 #[cfg(test)]
 mod tests;
 
