@@ -34,6 +34,8 @@ impl Input {
             notices.push(wrapper.told(&left));
             // Files say little and classes assume this and that: what is there decides.
             config.head.tied = wrapper.tied.unwrap_or(true) && !checkpoint.has_head();
+        } else {
+            checkpoint.lift_text();
         }
         if let Some(quantization) = config.quantization {
             checkpoint.compose(quantization)?;

@@ -174,6 +174,10 @@ impl Checkpoint {
         module: &str,
         tile: Option<[usize; 2]>,
     ) -> Result<(Packing, Vec<usize>, Vec<Part>), ConvertError> {
+        // How others round what comes in says nothing about the weights.
+        for suffix in ["activation_scale", "input_scale"] {
+            self.tensors.remove(&format!("{module}.{suffix}"));
+        }
         let codes = self.remove(&format!("{module}.weight"), &[Dtype::F8_E4M3], 2)?;
         let [rows, cols] = [codes.shape[0], codes.shape[1]];
         let tile = tile.unwrap_or([rows, cols]);

@@ -21,6 +21,7 @@ const MODELS: [&str; 6] = [
 const HEADS: [&str; 3] = ["language_model.lm_head.", "model.language_model.lm_head.", HEAD];
 
 const ALONE: &str = "model.";
+const NONE: &str = "";
 const HEAD: &str = "lm_head.";
 const EMBEDDING: &str = "embed_tokens.weight";
 
@@ -57,6 +58,26 @@ impl Checkpoint {
             }
         }
         Ok(left)
+    }
+
+    /// Puts a text model that is alone, but below another module's name or none, under the names that it should have. Other
+    /// tensors keep theirs.
+    pub(crate) fn lift_text(&mut self) {
+        let embedding = |model: &&str| self.tensors.contains_key(&format!("{model}{EMBEDDING}"));
+        let Some(&model) = [ALONE, NONE].iter().chain(&MODELS).find(|m| embedding(m)) else { return };
+        if model == ALONE {
+            return;
+        }
+        for (stored, mut entry) in std::mem::take(&mut self.tensors) {
+            let head = HEADS.iter().find_map(|h| stored.strip_prefix(h)).map(|rest| format!("{HEAD}{rest}"));
+            let inner = stored.strip_prefix(model).filter(|rest| model != NONE || is_decoder(rest));
+            let name = head.or_else(|| inner.map(|rest| format!("{ALONE}{rest}")));
+            let name = name.unwrap_or_else(|| stored.clone());
+            if name != stored {
+                entry.stored_name = Some(stored);
+            }
+            self.tensors.insert(name, entry);
+        }
     }
 
     /// Whether it holds a head of its own.

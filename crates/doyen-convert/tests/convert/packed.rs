@@ -157,6 +157,8 @@ fn eight_bit_floats_become_floats() {
         packed.insert(name, (Dtype::F8_E4M3, vec![n, k], (0..n * k).map(code).collect()));
         let factors = (0..tiles[0] * tiles[1]).flat_map(|i| factor(i).to_le_bytes()).collect();
         packed.insert(format!("{module}.weight_scale_inv"), (Dtype::F32, tiles.to_vec(), factors));
+        let activations = 0.5f32.to_le_bytes().to_vec();
+        packed.insert(format!("{module}.activation_scale"), (Dtype::F32, Vec::new(), activations));
     }
     let mut quantized = plain.clone();
     quantized.config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [16, 16]});

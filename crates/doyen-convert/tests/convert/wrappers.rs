@@ -44,6 +44,27 @@ fn wrapped(alone: &Checkpoint, architecture: &str, kind: &str, [model, head]: [&
 }
 
 #[test]
+fn a_text_model_alone_below_another_name() {
+    let alone = Checkpoint::llama();
+    let (data, model, _) = converted(&alone.write());
+    for [above, head] in [
+        ["", "lm_head."],
+        ["model.language_model.", "lm_head."],
+        ["language_model.model.", "language_model.lm_head."],
+    ] {
+        let mut c = alone.clone();
+        c.tensors.clear();
+        for (name, tensor) in &alone.tensors {
+            let inner = name.strip_prefix("model.").map(|rest| format!("{above}{rest}"));
+            let place = inner.unwrap_or_else(|| name.replace("lm_head.", head));
+            c.tensors.insert(place, tensor.clone());
+        }
+        let (inner_data, inner_model, _) = converted(&c.write());
+        assert!(inner_data == data && inner_model == model, "{above:?}");
+    }
+}
+
+#[test]
 fn wherever_the_text_model_lies() {
     let alone = Checkpoint::llama();
     let (data, model, _) = converted(&alone.write());
