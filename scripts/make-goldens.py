@@ -356,6 +356,17 @@ FAMILIES |= {
          "position_embedding_type": "rope", "layer_types": ["full_attention"] * 2, "mamba_n_heads": 32,
          "attention_multiplier": 0.2},
     ),
+    "afmoe": (
+        "AfmoeConfig",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "num_dense_layers": 1,
+         "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2, "route_scale": 1.5,
+         "mup_enabled": True},
+    ),
+    "hunyuan3": (
+        "HYV3Config",
+        {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 1,
+         "router_scaling_factor": 1.5},
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 32, "rotary_dim": 16},

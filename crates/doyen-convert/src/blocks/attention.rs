@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     ConvertError,
-    config::{Attention, Mixer, Norm, NormKind, QkNorm, Rope},
+    config::{Attention, Gate, Mixer, Norm, NormKind, QkNorm, Rope},
     job::Rows,
     options::LayerFormats,
     quant::form,
@@ -157,10 +157,10 @@ impl Builder<'_> {
         let format = Format { width, asked, layer: formats, part: Part::Attention };
         let input = (x, self.config.hidden);
         let pieces = Piece::of(&module, a.names.qkv, a.rows());
-        let apart = a.qk_norm.is_some() || a.clip.is_some() || a.gated || a.rotates_apart();
+        let apart = a.qk_norm.is_some() || a.clip.is_some() || a.gate.is_some() || a.rotates_apart();
         let qkv = if apart || !self.stackable(&pieces, asked) {
             let [q, k, v] = pieces.map(|p| vec![p]);
-            let q = if a.gated { Self::half_of_heads(&q, a, 0) } else { q };
+            let q = if a.gate == Some(Gate::InQuery) { Self::half_of_heads(&q, a, 0) } else { q };
             let mut project = |name: &str, pieces: &[Piece]| {
                 self.linear(&format!("{module}.{name}"), pieces, a.qkv_bias, input, format)
             };
@@ -172,9 +172,14 @@ impl Builder<'_> {
             [Some(self.linear(&stack, &pieces, a.qkv_bias, input, format)?), None, None]
         };
         let mut out = self.group_query(layer, a, qkv, shared)?;
-        if a.gated {
-            let gate = Self::half_of_heads(&Piece::of(&module, a.names.qkv, a.rows()), a, 1);
-            let gate = self.linear(&format!("{module}.gate_proj"), &gate, a.qkv_bias, input, format)?;
+        if let Some(gate) = a.gate {
+            let (pieces, bias) = match gate {
+                Gate::InQuery => {
+                    (Self::half_of_heads(&Piece::of(&module, a.names.qkv, a.rows()), a, 1), a.qkv_bias)
+                }
+                Gate::Module(name) => (vec![Piece::whole(format!("{module}.{name}"), a.rows()[0])], false),
+            };
+            let gate = self.linear(&format!("{module}.gate_proj"), &pieces, bias, input, format)?;
             let at = scope(&module);
             let gate = self.node(&format!("{at}/gate"), ("", "Sigmoid"), [], &[Some(gate)])?;
             out = self.node(&at, ("", "Mul"), [], &[Some(out), Some(gate)])?;

@@ -19,8 +19,8 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Whether the query projection holds, head by head, queries and then a gate, whose sigmoid is a factor on the output.
-    pub gated: bool,
+    /// Where the gate is whose sigmoid is a factor on the output.
+    pub gate: Option<Gate>,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Queries, keys and values are limited to this magnitude after projection.
@@ -69,6 +69,15 @@ impl AttentionNames {
     };
 }
 
+/// Where the projection of a gate on an attention's output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// In that of queries, head by head, behind each query.
+    InQuery,
+    /// In a module of its own, without a bias.
+    Module(&'static str),
+}
+
 /// RMS norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
@@ -110,7 +119,7 @@ impl Attention {
             head_dim,
             qkv_bias: false,
             output_bias: false,
-            gated: false,
+            gate: None,
             qk_norm: None,
             clip: None,
             rope: Some(rope(f, head_dim)?),

@@ -29,7 +29,7 @@ mod unread;
 mod windows;
 mod wrapper;
 
-pub use attention::{Attention, AttentionNames, QkNorm, Tensors};
+pub use attention::{Attention, AttentionNames, Gate, QkNorm, Tensors};
 pub use experts::{Correction, ExpertNames, Fused, Groups, Moe, RouterNames, Routing, Score, Shared, SwiGlu};
 pub(crate) use family::WHOLE_NORMS;
 pub use family::architectures;

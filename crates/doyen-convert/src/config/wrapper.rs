@@ -82,11 +82,7 @@ const TEXT_MODELS: &[TextModel] = &[
     text("deepseek_v3", "DeepseekV3ForCausalLM", &[]),
     text("lfm2", "Lfm2ForCausalLM", LFM2),
     text("lfm2_moe", "Lfm2MoeForCausalLM", &[]),
-    text("cohere", "CohereForCausalLM", &[]),
-    text("cohere2", "Cohere2ForCausalLM", &[]),
-    text("exaone4", "Exaone4ForCausalLM", &[]),
     text("olmo2", "Olmo2ForCausalLM", &[]),
-    text("olmo3", "Olmo3ForCausalLM", &[]),
     text("gpt_oss", "GptOssForCausalLM", &[]),
 ];
 

@@ -46,6 +46,7 @@ macro_rules! families {
 }
 
 families!(
+    afmoe,
     arcee,
     cohere,
     cohere2,
@@ -71,6 +72,7 @@ families!(
     granite_moe,
     granite_moe_shared,
     helium,
+    hunyuan3,
     hunyuan_dense,
     hunyuan_moe,
     hyperclovax,

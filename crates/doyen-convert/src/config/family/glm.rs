@@ -4,8 +4,8 @@ use super::plain;
 use crate::{
     ConvertError,
     config::{
-        Attention, Correction, Fields, Groups, LayerNorms, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Rope,
-        Routing, Score, Shared,
+        Attention, Correction, Ffn, Fields, Groups, LayerNorms, Mlp, MlpNames, ModelConfig, Moe, QkNorm,
+        Rope, RouterNames, Routing, Score, Shared, experts::always_normalized,
     },
 };
 
@@ -76,6 +76,34 @@ pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Con
     behind_dense_layers(f, c, moe)
 }
 
+/// Experts by renormalised sigmoid scores with a correction, and shared ones, in all layers but the first ones.
+pub(super) fn scored_experts(
+    f: &Fields,
+    c: &mut ModelConfig,
+    (router, shared): (&'static str, &'static str),
+    scale: f64,
+) -> Result<(), ConvertError> {
+    always_normalized(f)?;
+    let mut moe = Moe::read(f, ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])?;
+    moe.router = RouterNames { module: router, bias: false };
+    moe.routing = Routing {
+        score: Score::Sigmoid,
+        correction: Some(Correction { tensors: &["expert_bias"], row: false }),
+        groups: None,
+        normalize: true,
+        scale: scale as f32,
+    };
+    behind_dense_layers(f, c, moe)?;
+    for layer in &mut c.layers {
+        if let Ffn::Moe(moe) = &mut layer.ffn
+            && let Some(experts) = &mut moe.shared
+        {
+            experts.mlp.names = MlpNames::at(shared);
+        }
+    }
+    Ok(())
+}
+
 /// Experts, and those that every token shares, in all layers but the first ones.
 pub(super) fn behind_dense_layers(f: &Fields, c: &mut ModelConfig, mut moe: Moe) -> Result<(), ConvertError> {
     let name =
@@ -86,7 +114,10 @@ pub(super) fn behind_dense_layers(f: &Fields, c: &mut ModelConfig, mut moe: Moe)
         let mlp = Mlp { names: MlpNames::at("mlp.shared_experts"), intermediate, ..Mlp::read(f)? };
         moe.shared = Some(Shared { mlp, gate: None });
     }
-    let dense = f.count("first_k_dense_replace", 0)?;
+    // Arcee's name for them.
+    let name =
+        if f.value("num_dense_layers").is_some() { "num_dense_layers" } else { "first_k_dense_replace" };
+    let dense = f.count(name, 0)?;
     let sparse = match f.value("mlp_layer_types") {
         None => (0..c.layers.len()).map(|i| i >= dense).collect(),
         Some(_) => sparse_layers(f, c.layers.len())?,

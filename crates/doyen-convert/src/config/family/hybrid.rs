@@ -6,8 +6,8 @@ use crate::{
     ConvertError,
     config::{
         Activation, Attention, AttentionNames, Correction, DeltaNet, DeltaProjections, ExpertNames, Fields,
-        Inner, LayerNorms, Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared, ShortConv,
-        Tensors, experts::always_normalized, recurrent::layers_of,
+        Gate, Inner, LayerNorms, Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared,
+        ShortConv, Tensors, experts::always_normalized, recurrent::layers_of,
     },
 };
 
@@ -53,7 +53,7 @@ fn delta_hybrid(f: &Fields, projections: DeltaProjections) -> Result<ModelConfig
         return Err(f.wrong("attn_output_gate", false, "true, as the released code computes it"));
     }
     let attention = biased(f, Attention::partly_rotated(f)?)?;
-    let attention = Attention { qk_norm: Some(QkNorm::Heads), gated: true, ..attention };
+    let attention = Attention { qk_norm: Some(QkNorm::Heads), gate: Some(Gate::InQuery), ..attention };
     let intermediate = f.optional_size("intermediate_size")?.or(f.optional_size("moe_intermediate_size")?);
     let mut c = ModelConfig::plain(f, attention, silu(f, intermediate.unwrap_or(1))?)?;
     c.norm.zero_centred = true;

@@ -95,6 +95,8 @@ const FAMILIES: &[Family] = &[
     family("GraniteMoeHybridForCausalLM", "granite", GRANITE_HYBRID, granite::granite_hybrid),
     family("FlexOlmoForCausalLM", "olmo", &[("rope_theta", Number(5e5))], olmo::flex_olmo),
     family("MiniMaxM2ForCausalLM", "llama", MINIMAX_M2, moe::minimax_m2),
+    family("AfmoeForCausalLM", "llama", AFMOE, moe::afmoe),
+    family("HYV3ForCausalLM", "llama", HUNYUAN3, moe::hunyuan3),
     family("ExaoneMoeForCausalLM", "llama", EXAONE_MOE, moe::exaone),
     family("SolarOpenForCausalLM", "llama", SOLAR, glm::solar),
     family("Glm4MoeLiteForCausalLM", "deepseek_v3", GLM4_MOE_LITE, deepseek::deepseek_v3),
@@ -122,6 +124,21 @@ const EXAONE_MOE: &[(&str, Given)] = &[
     ("num_shared_experts", Count(1)),
     ("norm_topk_prob", Flag(true)),
     ("routed_scaling_factor", Number(2.5)),
+];
+const AFMOE: &[(&str, Given)] = &[
+    EPS5,
+    ("head_dim", Count(128)),
+    ("sliding_window", Count(1024)),
+    ("num_dense_layers", Count(1)),
+    ("num_shared_experts", Count(2)),
+];
+const HUNYUAN3: &[(&str, Given)] = &[
+    EPS5,
+    ("head_dim", Count(128)),
+    ("rope_theta", Number(11_158_840.0)),
+    ("first_k_dense_replace", Count(1)),
+    ("num_shared_experts", Count(1)),
+    ("router_scaling_factor", Number(2.826)),
 ];
 const STARCODER2: &[(&str, Given)] = &[TIED, ("hidden_act", Text("gelu_pytorch_tanh"))];
 const PHI: &[(&str, Given)] = &[("hidden_act", Text("gelu_new")), ("partial_rotary_factor", Number(0.5))];

@@ -3,15 +3,15 @@
 use super::{
     biased_attention,
     dense::{self, ernie_attention},
-    glm::sigmoid_experts,
+    glm::{scored_experts, sigmoid_experts},
     olmo::exaone_windows,
     plain,
 };
 use crate::{
     ConvertError,
     config::{
-        Attention, Correction, ExpertNames, Fields, Mlp, MlpNames, ModelConfig, Moe, NormKind, QkNorm,
-        RouterNames, Routing, Score, Shared, experts::always_normalized, windows,
+        Attention, Correction, ExpertNames, Fields, Gate, LayerNorms, Mlp, MlpNames, ModelConfig, Moe,
+        NormKind, QkNorm, RouterNames, Routing, Score, Shared, experts::always_normalized, windows,
     },
 };
 
@@ -138,6 +138,45 @@ pub(super) fn dots1(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let windowed = f.value("sliding_window").is_some();
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| windowed && i >= first)?);
     sigmoid_experts(f, &mut c)?;
+    Ok(c)
+}
+
+/// Norms of query and key heads, experts by sigmoid scores with a correction, shared ones.
+pub(super) fn hunyuan3(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let mut c = plain(f, Attention { qk_norm: Some(QkNorm::Heads), ..biased_attention(f)? })?;
+    let scale = f.positive_float("router_scaling_factor", None)?;
+    scored_experts(f, &mut c, ("router.gate", "mlp.shared_mlp"), scale)?;
+    Ok(c)
+}
+
+/// Norms around both halves, a gate on attention, layers with windows rotate and the others do not.
+pub(super) fn afmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    let gate = Some(Gate::Module("gate_proj"));
+    let mut c = plain(f, Attention { qk_norm: Some(QkNorm::Heads), gate, ..biased_attention(f)? })?;
+    if f.flag("mup_enabled", false)? {
+        c.embedding_scale = (c.hidden as f64).sqrt() as f32;
+    }
+    if let Some(other) = f.string("score_func")?.filter(|v| *v != "sigmoid") {
+        return Err(f.wrong("score_func", format!("{other:?}"), "\"sigmoid\""));
+    }
+    if !f.flag("route_norm", true)? {
+        return Err(f.wrong("route_norm", false, "true"));
+    }
+    let every = f.optional_size("global_attn_every_n_layers")?.unwrap_or(4);
+    c.set_windows(&windows::by_layer(f, c.layers.len(), |i| !(i + 1).is_multiple_of(every))?);
+    for layer in &mut c.layers {
+        layer.norms = LayerNorms {
+            before_mixer: Some("input_layernorm"),
+            after_mixer: Some("post_attention_layernorm"),
+            before_ffn: Some("pre_mlp_layernorm"),
+            after_ffn: Some("post_mlp_layernorm"),
+        };
+    }
+    for (_, attention) in c.attentions_mut().filter(|(_, a)| a.window.is_none()) {
+        attention.rope = None;
+    }
+    let scale = f.positive_float("route_scale", Some(1.0))?;
+    scored_experts(f, &mut c, ("router.gate", "mlp.shared_experts"), scale)?;
     Ok(c)
 }
 
