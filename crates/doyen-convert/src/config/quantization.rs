@@ -73,8 +73,8 @@ impl Quantization {
     }
 
     fn fp8(q: &Fields) -> Result<Self, ConvertError> {
-        if let Some(kind) = q.string("fmt")?.filter(|f| *f != "e4m3") {
-            return Err(q.wrong("fmt", format!("{kind:?}"), "\"e4m3\""));
+        if let Some(kind) = q.string("fmt")?.filter(|f| !matches!(*f, "e4m3" | "float8_e4m3fn")) {
+            return Err(q.wrong("fmt", format!("{kind:?}"), "\"e4m3\" or \"float8_e4m3fn\""));
         }
         let tile = match q.indices("weight_block_size")?[..] {
             [] => None,

@@ -76,8 +76,8 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`, for all layers: of whole heads, whatever an architecture
-    /// that rotates them so does with `partial_rotary_factor`.
+    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`, for all layers. Whole heads are rotated: implementations
+    /// differ in what they do with a `partial_rotary_factor` that the architecture does not have, so it is refused.
     pub(super) fn read(f: &Fields, head_dim: usize) -> Result<Self, ConvertError> {
         Self::whole(f, head_dim, Self::partial(f, head_dim)?)
     }

@@ -225,6 +225,17 @@ fn a_base_that_grows_beyond_the_context_is_the_plain_one_within() {
 }
 
 #[test]
+fn both_names_of_eight_bit_floats() {
+    for fmt in ["e4m3", "float8_e4m3fn"] {
+        let q = json!({"quant_method": "fp8", "fmt": fmt, "weight_block_size": [128, 64]});
+        let c = parse(json!({"quantization_config": q})).unwrap();
+        assert_eq!(c.quantization, Some(Quantization::Fp8 { tile: Some([128, 64]) }));
+    }
+    let e = refusal(json!({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}));
+    assert!(e.contains("quantization_config.fmt is \"e5m2\""), "{e}");
+}
+
+#[test]
 fn which_layers_slide() {
     let types = json!(["sliding_attention", "full_attention", "sliding_attention", "full_attention"]);
     let some = [Some(8), None, Some(8), None];
