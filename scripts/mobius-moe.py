@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A random Qwen3-MoE as mobius exports it: experts written out densely, in float32.
+"""A random Qwen3-MoE as mobius exports it: experts written out densely, in float32 or as codes.
 
-    scripts/mobius-moe.py OUT [--experts 64] [--top-k 4] [--hidden 1024] [--inter 768] [--layers 2]
+    scripts/mobius-moe.py OUT [--experts 64] [--top-k 4] [--hidden 1024] [--inter 768] [--layers 2] [--bits 4]
 
-Makes a checkpoint of random weights, exports it with `mobius build`, and copies the tokenizer beside. For
-`cargo run --release -p doyen --example dense-experts OUT`. Not part of CI; needs an environment of its own:
-pip install mobius-onnx==0.1.0 torch==2.15.0 transformers==5.24.0 safetensors==0.8.0
+Makes a checkpoint of random weights, exports it with `mobius build`, and copies the tokenizer beside. With --bits, the
+products with constant weights become MatMulNBits nodes (blocks of 32 with zero points), but for routers and the head, as
+quantizers of ONNX files make them. For `cargo run --release -p doyen --example dense-experts OUT`. Not part of CI; needs an
+environment of its own: pip install mobius-onnx==0.1.0 torch==2.15.0 transformers==5.24.0 safetensors==0.8.0
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 from safetensors.numpy import save_file
 
 HEADS, KV_HEADS, HEAD_DIM, VOCAB = 8, 2, 64, 512
@@ -30,6 +32,7 @@ def arguments():
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--inter", type=int, default=768)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="width of projections; float32 without")
     return parser.parse_args()
 
 
@@ -76,6 +79,49 @@ def checkpoint(folder, args):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
+def coded(weight, bits, block=32):
+    """Codes, scales and zero points of a matrix [K, N], as MatMulNBits takes them."""
+    rows = weight.T.reshape(weight.shape[1], -1, block)
+    low, high = np.minimum(rows.min(-1), 0), np.maximum(rows.max(-1), 0)
+    top = 2**bits - 1
+    scales = np.maximum((high - low) / top, np.finfo(np.float32).tiny)
+    zeros = np.clip(np.rint(-low / scales), 0, top)
+    codes = np.clip(np.rint(rows / scales[..., None]) + zeros[..., None], 0, top).astype(np.uint8)
+    return packed(codes, bits), scales.astype(np.float32), packed(zeros.astype(np.uint8), bits)
+
+
+def packed(codes, bits):
+    if bits == 8:
+        return codes
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def quantize(path, bits):
+    model = onnx.load(path)
+    graph = model.graph
+    constants = {c.name: c for c in graph.initializer}
+    for node in graph.node:
+        name = node.input[1] if node.op_type == "MatMul" else ""
+        if "_proj" not in name or name not in constants:
+            continue
+        weight = onnx.numpy_helper.to_array(constants.pop(name))
+        names = [f"{name}_{part}" for part in ("codes", "scales", "zero_points")]
+        for part, values in zip(names, coded(weight, bits)):
+            constants[part] = onnx.numpy_helper.from_array(values, part)
+        new = onnx.helper.make_node(
+            "MatMulNBits", [node.input[0], *names], node.output, node.name, domain="com.microsoft",
+            K=weight.shape[0], N=weight.shape[1], bits=bits, block_size=32,
+        )
+        node.CopyFrom(new)
+    del graph.initializer[:]
+    graph.initializer.extend(constants.values())
+    for old in (path, path.with_name(f"{path.name}.data")):
+        old.unlink()
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)
+
+
 def main():
     args = arguments()
     with tempfile.TemporaryDirectory(prefix="mobius-moe-", dir=args.out.absolute().parent) as work:
@@ -88,6 +134,8 @@ def main():
             shutil.copy(folder / name, args.out / name)
     if not (args.out / "model.onnx").exists():
         sys.exit("mobius made no package")
+    if args.bits is not None:
+        quantize(args.out / "model.onnx", args.bits)
 
 
 if __name__ == "__main__":

@@ -256,24 +256,55 @@ fn a_package_without_a_manifest_opens_by_its_ports() {
     assert!(message.contains("a.onnx, b.onnx") && message.contains("model.decoder.filename"), "{message}");
 }
 
-/// The ports are the graph's own: what another runtime's description says of them, or leaves out, changes nothing.
+/// The second flavour: no genai_config.json. Lists of ports, thin or missing, change nothing, since they are the graph's own.
 #[test]
-fn a_thin_description_for_another_runtime_changes_nothing() {
-    let dir = copy("qwen3_moe/package-mobius", |m| m);
-    let with = open_dir(&dir).unwrap();
-    let description = dir.path().join("inference_metadata.yaml");
-    std::fs::remove_file(dir.path().join("genai_config.json")).unwrap();
-    for text in [
-        "",
-        "model:\n  architecture: qwen3_moe\n",
-        "model:\n  io:\n    inputs: []\n    outputs:\n    - name: nothing\n",
-        "model: [",
-    ] {
-        std::fs::write(&description, text).unwrap();
-        assert_eq!(open_dir(&dir).unwrap().ports, with.ports, "{text:?}");
+fn packages_described_for_onnx_genai() {
+    for name in ["llama", "qwen3_moe", "gemma3", "qwen3_next", "deepseek_v2"] {
+        let from = common::shared("goldens").join(format!("{name}/package-mobius"));
+        let dir = copy(&format!("{name}/package-mobius"), |m| m);
+        let with = open_dir(&dir).unwrap();
+        std::fs::remove_file(dir.path().join("genai_config.json")).unwrap();
+        let description = dir.path().join("inference_metadata.yaml");
+        let whole = std::fs::read_to_string(from.join("inference_metadata.yaml")).unwrap();
+        let (before, after) = (whole.find("  io:\n").unwrap(), whole.find("kv_cache:\n").unwrap());
+        let io = |io: &str| format!("{}{io}{}", &whole[..before], &whole[after..]);
+        let thin = "  io:\n    inputs:\n    - name: input_ids\n    token_input: input_ids\n    logits_output: logits\n";
+        for text in [whole.clone(), io(thin), io("  io:\n    outputs:\n    - name: nothing\n"), io("")] {
+            std::fs::write(&description, text).unwrap();
+            let package = open_dir(&dir).unwrap();
+            assert_eq!(package.ports, with.ports, "{name}");
+            let m = &package.manifest;
+            assert!(m.model_type.as_ref().is_some_and(|t| t.starts_with(name)), "{name}: {m:?}");
+            assert!(m.context_length.is_some() && m.decoder.num_attention_heads.is_some(), "{m:?}");
+            assert_eq!(m.decoder.num_key_value_heads, with.manifest.decoder.num_key_value_heads, "{name}");
+            assert!(m.eos_tokens.is_empty());
+        }
+        for text in ["", "model: {}\n"] {
+            std::fs::write(&description, text).unwrap();
+            assert_eq!(open_dir(&dir).unwrap().ports, with.ports, "{name}: {text:?}");
+        }
+        std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap();
+        assert_eq!(open_dir(&dir).unwrap().manifest.eos_tokens.len(), 2);
     }
-    std::fs::remove_file(&description).unwrap();
-    assert_eq!(open_dir(&dir).unwrap().ports, with.ports);
+}
+
+#[test]
+fn descriptions_that_are_wrong_are_refused_by_file_and_place() {
+    let dir = copy("llama/package-mobius", |m| m);
+    std::fs::remove_file(dir.path().join("genai_config.json")).unwrap();
+    let list = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 9].join(","));
+    let bomb = (1..16).map(list).collect::<Vec<_>>().concat();
+    for (text, word) in [
+        ("model: [".into(), "line"),
+        ("model: {max_sequence_length: -4}".into(), "model.max_sequence_length"),
+        ("model: {io: {logits_output: nothing}}".into(), "\"nothing\""),
+        ("pipeline: {models: {decoder: {filename: ../model.onnx}}}".into(), "not a file inside the package"),
+        (format!("a0: &a0 [x, x]\n{bomb}"), "more than"),
+    ] {
+        std::fs::write(dir.path().join("inference_metadata.yaml"), &text).unwrap();
+        let message = open_dir(&dir).unwrap_err().to_string();
+        assert!(message.contains(word), "{text}: {message}");
+    }
 }
 
 #[test]

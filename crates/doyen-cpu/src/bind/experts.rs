@@ -105,9 +105,7 @@ pub(super) fn bind(b: &mut Binder<'_>, e: &Experts) -> Result<Box<dyn Kernel>, S
     let x = b.value(0).ok_or("its input is a constant")?.clone();
     let (bank, shape, activation, mode) = match &e.op {
         Op::QMoe(op) => {
-            let tensors = b.constants(3)?;
-            let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
-            let (bank, shape) = quantized(op, &refs)?;
+            let (bank, shape) = quantized(b, op)?;
             (bank, shape, op.activation, b.mode(op.accuracy_level.permits_int8()))
         }
         Op::Moe(op) => {
@@ -151,53 +149,85 @@ fn activation_of(a: theirs::Activation, has_fc3: bool) -> (Activation, Gate) {
     }
 }
 
-/// QMoE's operands from its index 2 on: weights, scales and bias of each projection, then their zero points.
-fn quantized(op: &qmoe::QMoe, refs: &[Option<&Tensor>]) -> Result<(OwnedBank, Shape), String> {
-    let operands = op.operands(refs).map_err(|e| e.to_string())?;
-    let at = |i: usize| refs.get(i).copied().flatten();
+/// QMoE's operands from its index 2 on: weights, scales and bias of each projection, then their zero points. Where they lie
+/// apart, one expert's after the other, each expert's are read where they lie.
+fn quantized(b: &mut Binder<'_>, op: &qmoe::QMoe) -> Result<(OwnedBank, Shape), String> {
     let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
-    for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
-        let (Some(codes), scales) = (at(3 * i), at(3 * i + 1)) else { continue };
-        for e in (0..operands.experts as u32).map(ExpertId) {
-            bank.weights[p as usize].push(match (operands.stored(stored, e), scales) {
-                (Some(StoredMatrix::Int(m)), Some(scales)) => {
-                    OwnedWeights::Int(OwnedQuant::new(&m, codes, scales, at(9 + i)))
+    let data = b.views(FIRST)?;
+    let apart = data.first().and_then(Option::as_ref).filter(|c| c.parts().len() > 1);
+    let Some(experts) = apart.map(|c| c.shape()[0]) else {
+        let tensors = b.constants(FIRST)?;
+        let shape = bank.extend(op, &tensors)?;
+        return Ok((bank, shape));
+    };
+    let mut shape = None;
+    for e in 0..experts {
+        let tensors = data.iter().map(|c| c.as_ref().map(|c| own(b, c, e)).transpose());
+        shape = Some(bank.extend(op, &tensors.collect::<Result<Vec<_>, _>>()?)?);
+    }
+    let one = shape.ok_or("it has no experts")?;
+    Ok((bank, Shape { experts, ..one }))
+}
+
+/// The constants of a bank start here.
+const FIRST: usize = 3;
+
+/// One expert's share of a bank's constant, with an axis of one before.
+fn share(c: &Constant, e: usize) -> Result<Constant, String> {
+    slice(c, 0, e..e + 1).ok_or_else(|| format!("expert {e}: its weights cannot be told apart"))
+}
+
+/// The same as a tensor, read where it lies if it is contiguous there.
+fn own(b: &mut Binder<'_>, c: &Constant, e: usize) -> Result<Tensor, String> {
+    let share = share(c, e)?;
+    let tensor = share.to_tensor().map_err(|e| e.to_string())?;
+    b.made(if share.as_tensor().is_some() { 0 } else { tensor.bytes().len() });
+    Ok(tensor)
+}
+
+impl OwnedBank {
+    /// Adds the experts in these operands.
+    fn extend(&mut self, op: &qmoe::QMoe, tensors: &[Option<Tensor>]) -> Result<Shape, String> {
+        let refs: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+        let operands = op.operands(&refs).map_err(|e| e.to_string())?;
+        let at = |i: usize| refs.get(i).copied().flatten();
+        for (i, (p, stored)) in PROJECTIONS.into_iter().enumerate() {
+            let (Some(codes), scales) = (at(3 * i), at(3 * i + 1)) else { continue };
+            for e in (0..operands.experts as u32).map(ExpertId) {
+                self.weights[p as usize].push(match (operands.stored(stored, e), scales) {
+                    (Some(StoredMatrix::Int(m)), Some(scales)) => {
+                        OwnedWeights::Int(OwnedQuant::new(&m, codes, scales, at(9 + i)))
+                    }
+                    (Some(StoredMatrix::Float(m)), scales) => {
+                        OwnedWeights::Mini(OwnedMini::new(&m, codes, scales))
+                    }
+                    _ => continue,
+                });
+                if let (Some(view), Some(t)) = (operands.bias(stored, e), at(3 * i + 2)) {
+                    self.biases[p as usize].push(Floats::of_view(view, t));
                 }
-                (Some(StoredMatrix::Float(m)), scales) => {
-                    OwnedWeights::Mini(OwnedMini::new(&m, codes, scales))
-                }
-                _ => continue,
-            });
-            if let (Some(view), Some(t)) = (operands.bias(stored, e), at(3 * i + 2)) {
-                bank.biases[p as usize].push(Floats::of_view(view, t));
             }
         }
+        Ok(Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter })
     }
-    Ok((bank, Shape { experts: operands.experts, hidden: operands.hidden, inter: operands.inter }))
 }
 
 /// MoE's operands from its index 2 on: weights and bias of each projection, each expert's read where it lies.
 fn float(b: &mut Binder<'_>, op: &Moe) -> Result<(OwnedBank, Shape), String> {
-    const FIRST: usize = 3;
     let data = b.views(FIRST)?;
     let facts: Vec<Option<Fact>> = data.iter().map(|c| c.clone().map(Fact::from)).collect();
     let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
     let extents = op.extents(&facts).map_err(|e| e.to_string())?;
     let at = |i: usize| data.get(i).and_then(Option::as_deref);
-    let own = |c: &Constant, e: usize| {
-        slice(c, 0, e..e + 1).ok_or_else(|| format!("expert {e}: its weights cannot be told apart"))
-    };
     let mut bank = OwnedBank { weights: Default::default(), biases: Default::default() };
     for (i, (p, _)) in PROJECTIONS.into_iter().enumerate() {
         let Some(weights) = at(2 * i) else { continue };
         for e in 0..extents.experts {
-            let (matrix, made) = OwnedWeights::float(&own(weights, e)?).map_err(|e| e.to_string())?;
+            let (matrix, made) = OwnedWeights::float(&share(weights, e)?).map_err(|e| e.to_string())?;
             b.made(made);
             bank.weights[p as usize].push(matrix);
             if let Some(bias) = at(2 * i + 1) {
-                let bias = own(bias, e)?;
-                let tensor = bias.to_tensor().map_err(|e| e.to_string())?;
-                b.made(if bias.as_tensor().is_some() { 0 } else { tensor.bytes().len() });
+                let tensor = own(b, bias, e)?;
                 bank.biases[p as usize].push(Floats::of(&tensor).map_err(|e| e.to_string())?);
             }
         }

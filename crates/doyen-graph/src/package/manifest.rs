@@ -10,15 +10,25 @@ use std::collections::BTreeMap;
 /// Name of the file.
 pub const MANIFEST: &str = "genai_config.json";
 
+/// The checkpoint's own file about generating, which packages may hold beside.
+pub(super) const GENERATION: &str = "generation_config.json";
+
 /// A value of another type than the manifest's format says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// The file is no JSON.
-    #[error("{MANIFEST}: {0}")]
-    Json(String),
+    /// The file is no JSON, or no YAML.
+    #[error("{file}: {message}")]
+    Syntax {
+        /// Name of the file.
+        file: &'static str,
+        /// What is wrong.
+        message: String,
+    },
     /// A value is of the wrong type or out of range.
-    #[error("{MANIFEST}: {path}: expected {expected}, found {found}")]
+    #[error("{file}: {path}: expected {expected}, found {found}")]
     Value {
+        /// Name of the file.
+        file: &'static str,
         /// Keys from the root, dots between them.
         path: String,
         /// What the format says.
@@ -133,8 +143,8 @@ impl Manifest {
     /// # Errors
     /// When they are no JSON object, or a value has the wrong type (named by its path).
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let value: Value = serde_json::from_slice(bytes).map_err(|e| ManifestError::Json(e.to_string()))?;
-        let root = Keys::new(&value, String::new())?;
+        let value = json(MANIFEST, bytes)?;
+        let root = Keys::new(&value, MANIFEST, String::new())?;
         let model = root.object("model")?;
         Ok(Self {
             model_type: model.string("type")?,
@@ -148,6 +158,22 @@ impl Manifest {
             search: Search::parse(&root.object("search")?)?,
         })
     }
+}
+
+impl Manifest {
+    /// Takes the tokens that end a text from `generation_config.json`.
+    ///
+    /// # Errors
+    /// As [`Manifest::parse`].
+    pub(super) fn read_generation(&mut self, bytes: &[u8]) -> Result<(), ManifestError> {
+        let value = json(GENERATION, bytes)?;
+        self.eos_tokens = Keys::new(&value, GENERATION, String::new())?.tokens("eos_token_id")?;
+        Ok(())
+    }
+}
+
+fn json(file: &'static str, bytes: &[u8]) -> Result<Value, ManifestError> {
+    serde_json::from_slice(bytes).map_err(|e| ManifestError::Syntax { file, message: e.to_string() })
 }
 
 impl Decoder {
@@ -171,8 +197,8 @@ impl Decoder {
             num_key_value_heads: keys.size("num_key_value_heads")?,
             num_hidden_layers: keys.size("num_hidden_layers")?,
             layer_types: keys.strings("layer_types")?,
-            inputs: keys.object("inputs")?.names()?,
-            outputs: keys.object("outputs")?.names()?,
+            inputs: keys.object("inputs")?.texts()?,
+            outputs: keys.object("outputs")?.texts()?,
             sliding_window,
             providers: keys.object("session_options")?.providers()?,
         })
@@ -198,18 +224,25 @@ impl Search {
 }
 
 /// An object of the manifest with its path; an absent one has no keys.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     object: Option<&'a Map<String, Value>>,
+    /// Name of the file.
+    file: &'static str,
     path: String,
 }
 
 impl<'a> Keys<'a> {
-    fn new(value: &'a Value, path: String) -> Result<Self, ManifestError> {
+    pub(super) fn new(value: &'a Value, file: &'static str, path: String) -> Result<Self, ManifestError> {
         match value {
-            Value::Object(object) => Ok(Self { object: Some(object), path }),
-            Value::Null => Ok(Self { object: None, path }),
-            other => Err(wrong(path, "an object", other)),
+            Value::Object(object) => Ok(Self { object: Some(object), file, path }),
+            Value::Null => Ok(Self { object: None, file, path }),
+            other => Err(wrong(file, path, "an object", other)),
         }
+    }
+
+    /// The keys there are.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.object.into_iter().flatten().map(|(name, _)| name.as_str())
     }
 
     const fn is_absent(&self) -> bool {
@@ -229,15 +262,17 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, ManifestError> {
         match self.object.and_then(|o| o.get(key)) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| wrong(self.path(key), expected, value)),
+            Some(value) => {
+                read(value).map(Some).ok_or_else(|| wrong(self.file, self.path(key), expected, value))
+            }
         }
     }
 
-    fn object(&self, key: &str) -> Result<Self, ManifestError> {
-        Self::new(self.object.and_then(|o| o.get(key)).unwrap_or(&Value::Null), self.path(key))
+    pub(super) fn object(&self, key: &str) -> Result<Self, ManifestError> {
+        Self::new(self.object.and_then(|o| o.get(key)).unwrap_or(&Value::Null), self.file, self.path(key))
     }
 
-    fn string(&self, key: &str) -> Result<Option<String>, ManifestError> {
+    pub(super) fn string(&self, key: &str) -> Result<Option<String>, ManifestError> {
         self.get(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
@@ -253,7 +288,7 @@ impl<'a> Keys<'a> {
         self.get(key, "an integer", Value::as_i64)
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, ManifestError> {
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ManifestError> {
         self.get(key, "a size", as_size)
     }
 
@@ -282,14 +317,14 @@ impl<'a> Keys<'a> {
     }
 
     /// An object whose values are all names.
-    fn names(&self) -> Result<BTreeMap<String, String>, ManifestError> {
+    fn texts(&self) -> Result<BTreeMap<String, String>, ManifestError> {
         let Some(object) = self.object else { return Ok(BTreeMap::new()) };
         object
             .iter()
             .filter(|(_, v)| !v.is_null())
             .map(|(k, v)| match v.as_str() {
                 Some(name) => Ok((k.clone(), name.to_owned())),
-                None => Err(wrong(self.path(k), "a name", v)),
+                None => Err(wrong(self.file, self.path(k), "a name", v)),
             })
             .collect()
     }
@@ -315,7 +350,7 @@ fn as_token(v: &Value) -> Option<TokenId> {
     u32::try_from(v.as_u64()?).ok().map(TokenId)
 }
 
-fn wrong(path: String, expected: &'static str, found: &Value) -> ManifestError {
+fn wrong(file: &'static str, path: String, expected: &'static str, found: &Value) -> ManifestError {
     const SHOWN: usize = 60;
     let mut found = found.to_string();
     if let Some((cut, _)) = found.char_indices().nth(SHOWN) {
@@ -323,7 +358,7 @@ fn wrong(path: String, expected: &'static str, found: &Value) -> ManifestError {
         found.push_str("...");
     }
     let path = if path.is_empty() { "the file".to_owned() } else { path };
-    ManifestError::Value { path, expected, found }
+    ManifestError::Value { file, path, expected, found }
 }
 
 #[cfg(test)]
@@ -364,6 +399,6 @@ mod tests {
                 other => panic!("{text}: {other:?}"),
             }
         }
-        assert!(matches!(Manifest::parse(b"{"), Err(ManifestError::Json(_))));
+        assert!(matches!(Manifest::parse(b"{"), Err(ManifestError::Syntax { .. })));
     }
 }

@@ -4,12 +4,15 @@
 //! inputs and outputs are what. [`Draft`] stops before judging, for commands that show a package. Nothing is copied:
 //! constants are slices of the mapped files.
 
+mod inference;
 mod manifest;
 mod map;
 mod open;
 mod ports;
 mod source;
+mod yaml;
 
+pub use inference::INFERENCE_METADATA;
 pub use manifest::{Decoder, MANIFEST, Manifest, ManifestError, Search, SlidingWindow};
 pub use map::{explain_truncated_files, map_range};
 pub use open::{Draft, Package, PackageError, TextFiles};

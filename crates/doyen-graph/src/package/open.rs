@@ -1,6 +1,7 @@
 //! Opens a package: manifest, model file, data files, tokenizer files, ports.
 
 use super::{
+    inference::{self, INFERENCE_METADATA},
     manifest::{MANIFEST, Manifest, ManifestError},
     ports::{self, PortError},
     source::{DataFiles, PackageSource, SourceError},
@@ -111,8 +112,8 @@ pub struct Draft {
     pub source: Arc<dyn PackageSource>,
     /// Its manifest; empty when it has none.
     pub manifest: Manifest,
-    /// Whether there is a manifest file.
-    pub has_manifest: bool,
+    /// The file it was read from.
+    pub manifest_file: Option<&'static str>,
     /// Name of the model file.
     pub model_file: String,
     /// The graph as decoded, with unknown operators in it.
@@ -127,15 +128,17 @@ impl Draft {
     /// # Errors
     /// When a file is missing or unreadable, or the manifest or the model file is not what it should be.
     pub fn read(source: Arc<dyn PackageSource>) -> Result<Self, PackageError> {
-        let bytes = source.file(MANIFEST)?;
-        let has_manifest = bytes.is_some();
-        let manifest = bytes.map(|b| Manifest::parse(&b)).transpose()?.unwrap_or_default();
+        let (mut manifest, manifest_file) = manifest(source.as_ref())?;
         let model_file = model_file(source.as_ref(), &manifest)?;
         let model = source.required(&model_file)?;
         let graph = decode(model, &DataFiles::beside(source.as_ref(), &model_file))
             .map_err(|e| PackageError::Decode { file: model_file.clone(), source: e })?;
         let text = TextFiles::read(source.as_ref(), manifest.tokenizer_dir.as_deref().unwrap_or(""))?;
-        Ok(Self { source, manifest, has_manifest, model_file, graph, text })
+        if let Some(generation) = text.generation_config.as_deref().filter(|_| manifest.eos_tokens.is_empty())
+        {
+            manifest.read_generation(generation)?;
+        }
+        Ok(Self { source, manifest, manifest_file, model_file, graph, text })
     }
 
     /// Checks the graph and finds its ports.
@@ -186,6 +189,17 @@ impl Package {
     /// As [`Draft::read`] and [`Draft::check`].
     pub fn open(source: Arc<dyn PackageSource>) -> Result<Self, PackageError> {
         Draft::read(source)?.check()
+    }
+}
+
+/// The manifest and its file: ONNX Runtime GenAI's where there is one, else onnx-genai's; an empty one without both.
+fn manifest(source: &dyn PackageSource) -> Result<(Manifest, Option<&'static str>), PackageError> {
+    if let Some(bytes) = source.file(MANIFEST)? {
+        return Ok((Manifest::parse(&bytes)?, Some(MANIFEST)));
+    }
+    match source.file(INFERENCE_METADATA)? {
+        Some(bytes) => Ok((inference::parse(&bytes)?, Some(INFERENCE_METADATA))),
+        None => Ok((Manifest::default(), None)),
     }
 }
 

@@ -8,28 +8,26 @@
 //! Conditions: the sum is a chain of Add or Sum whose terms have no other reader; its terms are exactly the experts 0 to
 //! E - 1, once each, E the extent that TopK chooses from; ids and weights are the same values in all terms and of the same
 //! extents `[.., k]`; all feed-forwards read one `x`, have one activation (`super::expert`) and constant weights of one
-//! shape and type. The weights themselves may be anything. The bank views the weights where they lie.
+//! shape and type. The weights themselves may be anything: numbers make a bank of MoE, codes (MatMulNBits) one of QMoE. The bank
+//! views the weights where they lie.
 //!
 //! Equal to the written sum but for the order of additions, and for an expert that overflows on a token that did not choose
 //! it, which in the written form makes that token NaN.
 
 use super::{
-    Index,
+    Index, bank,
     expert::Expert,
     input,
     pattern::{constant, is_last, made, number, op, pair, reduced_last, width},
 };
 use crate::{
-    ir::{Attr, Constant, Part},
+    ir::Attr,
     lowered::{ConstId, Experts, Extent, LConst, LNode, LOp, LValue, LValueId, Lowered, Operand},
     ops::{
         Op,
-        activation::Activation,
         arith::{Binary, Variadic},
         compare::Compare,
-        moe::Moe,
         reduce::Reduction,
-        route::Routing,
     },
 };
 use doyen_tensor::DType;
@@ -95,25 +93,8 @@ impl Dense {
     fn replace(self, graph: &mut Lowered, at: usize) -> Option<LNode> {
         let name = graph.nodes[at].name.clone();
         let first = self.experts.first()?;
-        let (x, activation, count) = (first.x(), first.activation, self.experts.len());
-        let bank = |graph: &Lowered, pick: &dyn Fn(&Expert) -> Option<ConstId>| {
-            let all: Option<Vec<ConstId>> = self.experts.iter().map(pick).collect();
-            all.map(|all| stacked(graph, &all))
-        };
-        let mut banks = Vec::new();
-        for (part, what) in [
-            (bank(graph, &|e| Some(e.fc1.weight)), "fc1"),
-            (bank(graph, &|e| e.fc1.bias), "fc1_bias"),
-            (bank(graph, &|e| Some(e.fc2.weight)), "fc2"),
-            (bank(graph, &|e| e.fc2.bias), "fc2_bias"),
-            (bank(graph, &|e| Some(e.fc3?.weight)), "fc3"),
-            (bank(graph, &|e| e.fc3?.bias), "fc3_bias"),
-        ] {
-            banks.push(match part {
-                None => None,
-                Some(data) => Some((format!("{name}/{what}"), Arc::new(data?))),
-            });
-        }
+        let (x, count) = (first.x(), self.experts.len());
+        let (op, banks) = bank::of(graph, &self.experts, self.k)?;
         let cast = made("Cast", &[("to", Attr::Int(i64::from(INT32)))])?;
         let ids = LValueId(graph.values.len() as u32);
         let dims = graph.value(self.ids).dims.clone();
@@ -121,13 +102,13 @@ impl Dense {
         graph.values.push(LValue { name: format!("{name}/experts"), dtype, declared, dims });
         let mut inputs = [x, ids, self.weights].map(|v| Some(Operand::Value(v))).to_vec();
         for data in banks {
-            inputs.push(data.map(|(name, data)| {
-                graph.constants.push(LConst { name, data });
+            inputs.push(data.map(|(what, data)| {
+                graph.constants.push(LConst { name: format!("{name}/{what}"), data: Arc::new(data) });
                 Operand::Const(ConstId(graph.constants.len() as u32 - 1))
             }));
         }
         let node = &mut graph.nodes[at];
-        node.op = experts(activation, count, self.k);
+        node.op = LOp::Experts(Experts { op, experts: count, k: self.k });
         node.inputs = inputs;
         Some(LNode {
             name: format!("{name}/experts"),
@@ -140,25 +121,6 @@ impl Dense {
 
 /// ONNX's number of int32.
 const INT32: u8 = 6;
-
-fn experts(activation: Activation, experts: usize, k: usize) -> LOp {
-    // How the operator itself would route plays no part: ids and weights are operands.
-    let routing = Routing { k, normalize: false, sparse_mixer: false, topk_softmax_always: false };
-    LOp::Experts(Experts { op: Op::Moe(Moe { routing, activation }), experts, k })
-}
-
-/// Weights `[K,N]` as `[E,N,K]`, biases `[N]` as `[E,N]`, every expert's where it lies.
-fn stacked(graph: &Lowered, all: &[ConstId]) -> Option<Constant> {
-    let mut parts = Vec::with_capacity(all.len());
-    for &c in all {
-        let [part] = graph.constant(c).data.parts() else { return None };
-        let (mut shape, mut strides) = (vec![1], vec![part.shape.numel().ok()?]);
-        shape.extend(part.shape.iter().rev());
-        strides.extend(part.strides.iter().rev());
-        parts.push(Part { bytes: part.bytes.clone(), offset: part.offset, shape: shape.into(), strides });
-    }
-    Constant::from_parts(graph.constant(*all.first()?).data.dtype(), 0, parts).ok()
-}
 
 /// The terms of a chain of sums. The chain's own values have one reader each.
 fn terms(graph: &Lowered, index: &Index, node: &LNode) -> Option<Vec<Term>> {

@@ -8,7 +8,7 @@
 
 use super::{
     Index, input,
-    pattern::{Linear, limits, op, pair, with_number},
+    pattern::{Linear, Weight, limits, op, pair, with_number},
 };
 use crate::{
     lowered::{ConstId, LNode, LOp, LValueId, Lowered},
@@ -54,29 +54,44 @@ impl Expert {
         self.fc1.x
     }
 
-    /// Whether both can be rows of one bank: the same input and activation, weights of the same shape and type.
+    /// Whether both can be rows of one bank: the same input and activation, weights of the same shape and type. Of codes, a
+    /// bank has one block size and one set of types; widths may differ from projection to projection.
     pub(super) fn is_like(&self, graph: &Lowered, other: &Self) -> bool {
         let same = |a: ConstId, b: ConstId| {
             let (a, b) = (&graph.constant(a).data, &graph.constant(b).data);
             (a.dtype(), a.shape()) == (b.dtype(), b.shape())
         };
+        let both = |a: Option<ConstId>, b: Option<ConstId>| match (a, b) {
+            (None, None) => true,
+            (Some(a), Some(b)) => same(a, b),
+            _ => false,
+        };
         let linear = |a: Linear, b: Linear| {
-            let biases = match (a.bias, b.bias) {
-                (None, None) => true,
-                (Some(a), Some(b)) => same(a, b),
+            let weights = match (a.weight, b.weight) {
+                (Weight::Float(a), Weight::Float(b)) => same(a, b),
+                (Weight::Codes(a), Weight::Codes(b)) => {
+                    (a.rows, a.cols, a.bits) == (b.rows, b.cols, b.bits)
+                        && same(a.packed, b.packed)
+                        && same(a.scales, b.scales)
+                        && both(a.zero_points, b.zero_points)
+                }
                 _ => false,
             };
-            biases && same(a.weight, b.weight)
+            weights && both(a.bias, b.bias)
         };
-        let dtype = |l: Linear| graph.constant(l.weight).data.dtype();
+        let kind = |l: Linear| match l.weight {
+            Weight::Float(w) => (graph.constant(w).data.dtype(), None),
+            Weight::Codes(c) => (graph.constant(c.scales).data.dtype(), Some((c.block, c.accuracy_level))),
+        };
         let up = match (self.fc3, other.fc3) {
             (None, None) => true,
-            (Some(a), Some(b)) => linear(a, b) && dtype(a) == dtype(self.fc1),
+            (Some(a), Some(b)) => linear(a, b) && kind(a) == kind(self.fc1),
             _ => false,
         };
         up && self.x() == other.x()
             && self.activation == other.activation
-            && dtype(self.fc1) == dtype(self.fc2)
+            && kind(self.fc1) == kind(self.fc2)
+            && kind(self.fc1) == kind(other.fc1)
             && linear(self.fc1, other.fc1)
             && linear(self.fc2, other.fc2)
     }

@@ -2,6 +2,7 @@
 //!
 //! A rewrite replaces the last node of its pattern and leaves the others without a reader; [`sweep`] removes them.
 
+mod bank;
 mod dense_experts;
 mod expert;
 mod gelu;

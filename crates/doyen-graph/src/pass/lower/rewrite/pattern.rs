@@ -10,10 +10,13 @@ use crate::{
         arith::{Binary, Variadic},
         axes::AxesSource,
         clip::Clip,
+        matmul_nbits::MatMulNBits,
+        quant::AccuracyLevel,
         reduce::{Reduce, Reduction},
         softmax::Softmax,
     },
 };
+use doyen_tensor::{DType, format::Bits};
 
 /// Operand `i`, if it is a constant.
 pub(super) fn constant(node: &LNode, i: usize) -> Option<ConstId> {
@@ -85,28 +88,84 @@ pub(super) fn width(graph: &Lowered, id: LValueId) -> Option<usize> {
     }
 }
 
-/// `x W`, or `x W + b`, with constant `W [K,N]` and `b [N]`.
+/// `x W`, or `x W + b`, with a constant `W` of N columns and `b [N]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Linear {
     pub(super) x: LValueId,
-    pub(super) weight: ConstId,
+    pub(super) weight: Weight,
     pub(super) bias: Option<ConstId>,
+}
+
+/// How the constant of a product is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Numbers `[K,N]`.
+    Float(ConstId),
+    /// Codes of whole blocks, `[N,K]`.
+    Codes(Codes),
+}
+
+/// The constants of a MatMulNBits, with what says how to read them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Codes {
+    pub(super) packed: ConstId,
+    pub(super) scales: ConstId,
+    /// Packed along the blocks of a row.
+    pub(super) zero_points: Option<ConstId>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) bits: Bits,
+    pub(super) block: usize,
+    pub(super) accuracy_level: AccuracyLevel,
+}
+
+impl Codes {
+    /// Of a product that has whole blocks in their order and no zero points that are fractions.
+    fn of(graph: &Lowered, node: &LNode, op: &MatMulNBits) -> Option<Self> {
+        let absent = |i: usize| !matches!(node.inputs.get(i), Some(Some(_)));
+        let zero_points = if absent(3) { None } else { Some(constant(node, 3)?) };
+        let whole = zero_points.is_none_or(|z| graph.constant(z).data.dtype() == DType::U8);
+        (whole && absent(4) && op.k.is_multiple_of(op.block_size)).then_some(Self {
+            packed: constant(node, 1)?,
+            scales: constant(node, 2)?,
+            zero_points,
+            rows: op.n,
+            cols: op.k,
+            bits: op.bits,
+            block: op.block_size,
+            accuracy_level: op.accuracy_level,
+        })
+    }
 }
 
 impl Linear {
     /// The product that a value with one reader is.
     pub(super) fn of(graph: &Lowered, index: &Index, id: LValueId) -> Option<Self> {
         let node = index.sole(graph, id)?;
-        if let Some(Op::MatMul(_)) = op(node) {
-            let (x, weight) = (input(node, 0)?, constant(node, 1)?);
-            let flat = graph.constant(weight).data.shape().len() == 2;
-            return flat.then_some(Self { x, weight, bias: None });
+        match op(node) {
+            Some(Op::MatMul(_)) => {
+                let (x, weight) = (input(node, 0)?, constant(node, 1)?);
+                let flat = graph.constant(weight).data.shape().len() == 2;
+                return flat.then_some(Self { x, weight: Weight::Float(weight), bias: None });
+            }
+            Some(Op::MatMulNBits(op)) => {
+                let weight = Weight::Codes(Codes::of(graph, node, op)?);
+                let bias = match node.inputs.get(5) {
+                    Some(Some(_)) => Some(constant(node, 5)?),
+                    _ => None,
+                };
+                return Some(Self { x: input(node, 0)?, weight, bias });
+            }
+            _ => {}
         }
         let Some(Op::Binary(Binary::Add)) = op(node) else { return None };
         let (product, bias) =
             [(0, 1), (1, 0)].into_iter().find_map(|(v, c)| Some((input(node, v)?, constant(node, c)?)))?;
         let own = Self::of(graph, index, product).filter(|l| l.bias.is_none())?;
-        let rows = graph.constant(own.weight).data.shape()[1];
+        let rows = match own.weight {
+            Weight::Float(w) => graph.constant(w).data.shape()[1],
+            Weight::Codes(c) => c.rows,
+        };
         (graph.constant(bias).data.shape().dims() == [rows]).then_some(Self { bias: Some(bias), ..own })
     }
 }

@@ -7,10 +7,11 @@ use super::{
 };
 use crate::{
     ir::{Attr, Graph, ValueId},
-    lowered::{LNode, LOp, Lowered},
+    lowered::{Experts, LNode, LOp, Lowered},
     ops::{
         Op,
         activation::{Activation, Swiglu},
+        quant::Block,
         unary::Unary,
     },
     pass::lower::LowerSpec,
@@ -24,6 +25,19 @@ impl Build {
     fn number(&mut self, value: f32) -> ValueId {
         let name = format!("number {value}");
         self.g.find(&name).unwrap_or_else(|| self.g.add_constant(&name, Tensor::scalar(value)))
+    }
+
+    /// `x` times codes in blocks of 16.
+    fn codes(&mut self, out: &str, x: ValueId, (k, n): (usize, usize), bits: usize, coded: Coded) -> ValueId {
+        let blocks = k.div_ceil(16);
+        let codes = self.bytes(&format!("{out}.codes"), &[n, blocks, 2 * bits]);
+        let scales = self.weight(&format!("{out}.scales"), &[n * blocks], 0.4 / (1 << bits) as f32);
+        let packed = n * (blocks * bits).div_ceil(8);
+        let zero_points =
+            (coded == Coded::ZeroPoints).then(|| self.bytes(&format!("{out}.zero_points"), &[packed]));
+        let attrs =
+            [("K", k), ("N", n), ("bits", bits), ("block_size", 16)].map(|(a, v)| (a, Attr::Int(v as i64)));
+        self.node("MatMulNBits", out, attrs, &[Some(x), Some(codes), Some(scales), zero_points])
     }
 
     fn add_bias(&mut self, out: &str, x: ValueId, n: usize) -> ValueId {
@@ -123,20 +137,35 @@ enum Act {
     Lopsided,
     /// No gate.
     Relu,
+    /// Silu between products with codes, of 4 bits up and of 8 down.
+    Codes(Coded),
+}
+
+/// What goes with the codes.
+#[derive(Clone, Copy, PartialEq)]
+enum Coded {
+    Symmetric,
+    ZeroPoints,
+    /// Blocks of the down projection that its rows end within.
+    CutShort,
 }
 
 fn expert(b: &mut Build, e: usize, act: Act, x: ValueId) -> ValueId {
     let name = |what: &str| format!("expert.{e}.{what}");
     let biased = matches!(act, Act::Clipped | Act::Lopsided);
+    let inter = if matches!(act, Act::Codes(coded) if coded != Coded::CutShort) { 32 } else { INTER };
     let linear = |b: &mut Build, what: &str, x: ValueId, k: usize, n: usize| {
+        if let Act::Codes(coded) = act {
+            return b.codes(&name(what), x, (k, n), if what == "down" { 8 } else { 4 }, coded);
+        }
         let y = b.matmul(&name(what), x, k, n);
         if biased { b.add_bias(&name(what), y, n) } else { y }
     };
-    let gate = linear(b, "gate", x, HIDDEN, INTER);
-    let up = if act == Act::Relu { gate } else { linear(b, "up", x, HIDDEN, INTER) };
+    let gate = linear(b, "gate", x, HIDDEN, inter);
+    let up = if act == Act::Relu { gate } else { linear(b, "up", x, HIDDEN, inter) };
     let middle = match act {
         Act::Relu => b.node("Relu", &name("act"), [], &[Some(gate)]),
-        Act::Silu => {
+        Act::Silu | Act::Codes(_) => {
             let s = b.node("Sigmoid", &name("sigmoid"), [], &[Some(gate)]);
             let silu = b.node("Mul", &name("silu"), [], &[Some(gate), Some(s)]);
             b.node("Mul", &name("act"), [], &[Some(silu), Some(up)])
@@ -154,7 +183,7 @@ fn expert(b: &mut Build, e: usize, act: Act, x: ValueId) -> ValueId {
             b.node("Mul", &name("act"), [], &[Some(shifted), Some(glu)])
         }
     };
-    linear(b, "down", middle, INTER, HIDDEN)
+    linear(b, "down", middle, inter, HIDDEN)
 }
 
 /// What differs from experts that are all there and alike.
@@ -259,6 +288,42 @@ fn the_bank_views_the_weights_where_they_lie() {
             let own = graph.value(own).fact.constant.as_ref().unwrap();
             assert_eq!(part.bytes.as_ptr(), own.parts()[0].bytes.as_ptr(), "{what} of expert {e}");
         }
+    }
+}
+
+/// Products with codes keep them: the bank is a QMoE of the same widths, blocks and bytes.
+#[test]
+fn dense_experts_with_codes_become_a_bank() {
+    for coded in [Coded::Symmetric, Coded::ZeroPoints] {
+        let (mut graph, spec) = dense_layer(Router::Renormalized, Act::Codes(coded), Oddity::None);
+        let l = agrees(&mut graph, &spec, VOCAB, 1e-4);
+        let bank = find(&l, |n| matches!(n.op, LOp::Experts(_)))[0];
+        let LOp::Experts(Experts { op: Op::QMoe(q), experts: EXPERTS, k: 2 }) = &bank.op else {
+            panic!("{:?}", bank.op)
+        };
+        assert_eq!([q.fc1_bits, q.fc2_bits, q.fc3_bits].map(doyen_tensor::format::Bits::get), [4, 8, 4]);
+        assert_eq!((q.block, q.activation), (Block::Blocks(16), Activation::Silu));
+        let has = coded == Coded::ZeroPoints;
+        for (i, what) in [(3, "gate"), (6, "down"), (9, "up"), (12, "gate"), (13, "down"), (14, "up")] {
+            let Some(crate::lowered::Operand::Const(c)) = bank.inputs[i] else {
+                assert!(i >= 12 && !has, "operand {i}");
+                continue;
+            };
+            let kind = if i < 12 { "codes" } else { "zero_points" };
+            for (e, part) in l.constant(c).data.parts().iter().enumerate() {
+                let own = graph.find(&format!("expert.{e}.{what}.{kind}")).unwrap();
+                let own = graph.value(own).fact.constant.as_ref().unwrap();
+                assert_eq!(part.bytes.as_ptr(), own.parts()[0].bytes.as_ptr(), "{what} {kind} of expert {e}");
+            }
+        }
+    }
+    for (coded, odd) in [
+        (Coded::Symmetric, Oddity::Missing),
+        (Coded::Symmetric, Oddity::OtherActivation),
+        (Coded::CutShort, Oddity::None),
+    ] {
+        let (mut graph, spec) = dense_layer(Router::Renormalized, Act::Codes(coded), odd);
+        assert_eq!(banks(&agrees(&mut graph, &spec, VOCAB, 1e-4)), 0);
     }
 }
 
