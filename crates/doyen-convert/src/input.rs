@@ -37,7 +37,7 @@ impl Input {
         } else {
             checkpoint.lift_text();
         }
-        if let Some(quantization) = config.quantization {
+        if let Some(quantization) = &config.quantization {
             checkpoint.compose(quantization)?;
         }
         Ok(Self { path: path.to_owned(), config, checkpoint, files, notices, dtype: FloatType::F16 })

@@ -139,6 +139,8 @@ pub struct Options {
     pub layers: Vec<LayerOverride>,
     /// What experts of 4-bit floats become that nobody chose a width for.
     pub mxfp4: Mxfp4,
+    /// LongRoPE's long factors and the whole context, instead of the short ones and the context before stretching.
+    pub long_context: bool,
 }
 
 /// Two ways to keep every value of experts that the source holds in MXFP4.
@@ -163,6 +165,7 @@ impl Default for Options {
             dtype: FloatType::F16,
             layers: Vec::new(),
             mxfp4: Mxfp4::default(),
+            long_context: false,
         }
     }
 }
@@ -178,7 +181,7 @@ impl Options {
             Setting::Attention(Width::Float),
         ];
         let float = Some(Width::Float);
-        Self { settings, embed: float, lm_head: float, dtype, layers: Vec::new(), mxfp4: Mxfp4::default() }
+        Self { settings, embed: float, lm_head: float, dtype, ..Self::default() }
     }
 
     /// Formats of the model as a whole (embedding and head use its block and zero points).

@@ -63,7 +63,8 @@ fn write(
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, ConvertError> {
-    let Input { config, mut checkpoint, files, mut notices, .. } = input;
+    let Input { mut config, mut checkpoint, files, mut notices, .. } = input;
+    config.choose_context(options.long_context)?;
     let kept = checkpoint.is_quantized();
     let Plan { mut graph, store, mut report } = graph::assemble(&config, &mut checkpoint, options)?;
     graph.metadata = manifest::metadata(&config, options, &options.resolve(config.layers.len())?, kept);

@@ -77,12 +77,14 @@ fn at(bits: Bits) -> Options {
 
 fn row(name: &str, checkpoint: &Path, recorded: &Path) -> Result<String> {
     let goldens = golden::read(recorded)?;
-    let exact = Logits::of(checkpoint, &Options::float(FloatType::F32), &goldens)?;
+    let long_context = name.ends_with("_long_context");
+    let float = Options { long_context, ..Options::float(FloatType::F32) };
+    let exact = Logits::of(checkpoint, &float, &goldens)?;
     let want: Vec<f32> = goldens.iter().flat_map(|g| g.logits.clone().unwrap_or_default()).collect();
     let error = difference(&exact.recorded, &want, exact.vocab).max_abs;
     let (mut counts, mut differ, mut close) = ([String::new(), String::new()], 0, 0);
     for bits in [Bits::B8, Bits::B4] {
-        let got = Logits::of(checkpoint, &at(bits), &goldens)?;
+        let got = Logits::of(checkpoint, &Options { long_context, ..at(bits) }, &goldens)?;
         for (cell, got, want) in [(0, &got.recorded, &want), (1, &got.random, &exact.random)] {
             let d = difference(got, want, exact.vocab);
             let _ = write!(counts[cell], " {}/{} |", d.top1, d.rows);

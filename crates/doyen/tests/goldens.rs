@@ -33,11 +33,11 @@ fn doyen(args: &[&str]) -> String {
 }
 
 /// Converts a checkpoint as it is, in float32.
-fn plain(checkpoint: &Path) -> (tempfile::TempDir, PathBuf) {
+fn plain(checkpoint: &Path, more: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let package = dir.path().join("package");
     let (from, to) = (checkpoint.to_str().unwrap(), package.to_str().unwrap());
-    doyen(&["convert", from, "-o", to, "--float", "--dtype", "f32"]);
+    doyen(&[&["convert", from, "-o", to, "--float", "--dtype", "f32"], more].concat());
     (dir, package)
 }
 
@@ -80,7 +80,7 @@ fn agrees_but_for_flips(package: &Path, recorded: &Path, tolerance: f64, flipped
 
 /// A checkpoint converted in float32 gives the logits of the model it was made of.
 fn converted(name: &str) {
-    let (_dir, package) = plain(&shared(&format!("goldens/{name}/checkpoint")));
+    let (_dir, package) = plain(&shared(&format!("goldens/{name}/checkpoint")), &[]);
     agrees(&package, &shared(&format!("goldens/{name}/golden.safetensors")), Numerics::Exact, 2e-4);
 }
 
@@ -141,7 +141,8 @@ fn every_reference_of_the_converter() {
         }
         let tokenizer = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
         std::fs::write(dir.path().join("tokenizer.json"), tokenizer).unwrap();
-        let (_dir, package) = plain(dir.path());
+        let long = family.to_str().unwrap().ends_with("_long_context");
+        let (_dir, package) = plain(dir.path(), if long { &["--long-context"] } else { &[] });
         agrees(&package, &family.join("golden.safetensors"), Numerics::Exact, 2e-4);
         judged += 1;
     }
@@ -150,7 +151,7 @@ fn every_reference_of_the_converter() {
 
 #[test]
 fn docmoe_and_its_held_out_loss() {
-    let (_dir, package) = plain(&shared("models/docmoe-hf"));
+    let (_dir, package) = plain(&shared("models/docmoe-hf"), &[]);
     agrees(&package, &shared("goldens/docmoe/golden.safetensors"), Numerics::Exact, 2e-4);
 
     let expected: serde_json::Value =
@@ -192,6 +193,26 @@ fn packages_of_other_producers() {
     // Recorded by a runtime that quantizes activations in one term.
     let package = shared("goldens/llama/package-genai-int4");
     agrees_but_for_flips(&package, &package.join("golden-ort.safetensors"), 1e-3, 5e-2);
+}
+
+/// Described for onnx-genai alone, with and without a block of ports.
+#[test]
+fn packages_of_the_second_flavour() {
+    for name in ["llama", "qwen3_next"] {
+        let from = shared(&format!("goldens/{name}/package-mobius"));
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["model.onnx", "model.onnx.data", "tokenizer.json"] {
+            std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+        }
+        let whole = std::fs::read_to_string(from.join("inference_metadata.yaml")).unwrap();
+        let (without, _) = whole.split_once("  io:\n").unwrap();
+        for text in [whole.as_str(), without] {
+            std::fs::write(dir.path().join("inference_metadata.yaml"), text).unwrap();
+            agrees(dir.path(), &from.join("golden-ort.safetensors"), Numerics::Exact, 2e-4);
+        }
+        let said = doyen(&["show", dir.path().to_str().unwrap()]);
+        assert!(said.contains(name) && said.contains("context length  2048"), "{said}");
+    }
 }
 
 #[test]

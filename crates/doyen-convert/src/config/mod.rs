@@ -36,9 +36,9 @@ pub use family::architectures;
 pub use ffn::{Activation, Inner, Mlp, MlpNames};
 pub(crate) use fields::{Fields, Given};
 pub use latent::Latent;
-pub use quantization::Quantization;
+pub use quantization::{Groups as CodeGroups, Quantization};
 pub use recurrent::{DeltaNet, DeltaProjections, ShortConv};
-pub use rope::{Rope, RopeScaling};
+pub use rope::{Rope, RopeScaling, Stretch};
 pub use tokens::SpecialTokens;
 pub use wrapper::Wrapper;
 
@@ -280,6 +280,52 @@ impl ModelConfig {
         })
     }
 
+    fn ropes_mut(&mut self) -> impl Iterator<Item = &mut Rope> {
+        self.layers.iter_mut().filter_map(|l| match &mut l.mixer {
+            Mixer::Attention(a) => a.rope.as_mut(),
+            Mixer::Latent(a) => Some(&mut a.rope),
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+        })
+    }
+
+    /// Takes one side of LongRoPE for the whole package, and says what the other would have been for.
+    ///
+    /// # Errors
+    /// When the long side is asked for and there is none.
+    pub(crate) fn choose_context(&mut self, long: bool) -> Result<(), ConvertError> {
+        let mut reach = None;
+        for rope in self.ropes_mut() {
+            if let RopeScaling::LongRope { original, positions, is_long, .. } = &mut rope.scaling
+                && *original < *positions
+            {
+                *is_long = long;
+                reach = Some((*original, *positions));
+            }
+        }
+        match reach {
+            Some((original, positions)) if long => {
+                self.max_positions = positions;
+                self.notices.push(format!(
+                    "longrope: the package's context is {positions} positions (max_position_embeddings), with the long \
+                     factors for sequences of every length; those of up to {original} positions have others in \
+                     implementations that choose by length"
+                ));
+            }
+            Some((original, positions)) => self.notices.push(format!(
+                "longrope: the package's context is {original} positions (original_max_position_embeddings), within which \
+                 the short factors hold; give --long-context for the long factors and {positions} positions"
+            )),
+            None if long => {
+                let scaling = self.layers.iter().find_map(|l| l.mixer.rope()).map(|r| r.scaling.name());
+                let found = scaling.unwrap_or("no rotation");
+                let expected = "\"longrope\" with max_position_embeddings beyond the original ones, for --long-context";
+                return Err(ConvertError::config("rope_scaling.rope_type", found, expected));
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Gives every rotated layer these divisors of the rotary frequencies.
     pub(crate) fn set_rope_factors(&mut self, factors: &std::sync::Arc<[f32]>) {
         for (_, a) in self.attentions_mut() {
@@ -294,14 +340,7 @@ impl ModelConfig {
 fn context(f: &Fields, rope: Option<&Rope>, notices: &mut Vec<String>) -> Result<usize, ConvertError> {
     let positions = f.size_up_to("max_position_embeddings", MOST_POSITIONS)?;
     match rope.map(|r| &r.scaling) {
-        Some(RopeScaling::LongRope { original, .. }) if *original < positions => {
-            notices.push(format!(
-                "longrope: the package's context is {original} positions (original_max_position_embeddings), within which \
-                 the short factors hold; the {positions} of max_position_embeddings need other factors, chosen by the \
-                 length of each sequence, for which there is no operator"
-            ));
-            Ok(*original)
-        }
+        Some(RopeScaling::LongRope { original, .. }) => Ok(positions.min(*original)),
         Some(RopeScaling::Yarn { factor, original, .. }) if (factor * original) as usize > positions => {
             notices.push(format!(
                 "yarn scaling reaches {} positions, max_position_embeddings says {positions}: the package's context is \

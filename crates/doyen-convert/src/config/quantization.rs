@@ -2,9 +2,10 @@
 
 use super::Fields;
 use crate::ConvertError;
+use std::collections::BTreeMap;
 
 /// A layout of quantized weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Quantization {
     /// Experts of 4-bit floats in `_blocks` and `_scales`.
     Mxfp4,
@@ -27,6 +28,22 @@ pub enum Quantization {
         /// Rows and columns that share a factor; `None` for one factor a matrix.
         tile: Option<[usize; 2]>,
     },
+    /// Olive's `NAME_qweight`, `NAME_scales` and, where zero points are not in the middle, `NAME_qzeros`, all by rows.
+    Olive {
+        /// Of every tensor but those below.
+        common: Groups,
+        /// By the name of a parameter or of its module.
+        overrides: BTreeMap<String, Groups>,
+    },
+}
+
+/// Codes and what shares a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Bits of a code: 2, 4 or 8.
+    pub bits: u8,
+    /// Columns of a group; `None` for one group a row.
+    pub group: Option<usize>,
 }
 
 impl Quantization {
@@ -37,19 +54,21 @@ impl Quantization {
             Some("gptq") => Self::gptq(&q)?,
             Some("awq") => Self::awq(&q)?,
             Some("fp8") => Self::fp8(&q)?,
+            Some("olive") => Self::olive(&q)?,
             method => {
                 let found = method.map_or_else(|| "absent".to_owned(), |m| format!("{m:?}"));
-                return Err(q.wrong("quant_method", found, "\"mxfp4\", \"gptq\", \"awq\" or \"fp8\""));
+                return Err(q.wrong(
+                    "quant_method",
+                    found,
+                    "\"mxfp4\", \"gptq\", \"awq\", \"fp8\" or \"olive\"",
+                ));
             }
         };
         Ok(Some(quantization))
     }
 
     fn gptq(q: &Fields) -> Result<Self, ConvertError> {
-        let bits = match q.size("bits")? {
-            n @ (2 | 4 | 8) => n as u8,
-            n => return Err(q.wrong("bits", n, "2, 4 or 8")),
-        };
+        let bits = bits(q)?;
         let shift = match q.string("checkpoint_format")? {
             None | Some("gptq") => 1,
             Some("gptq_v2") => 0,
@@ -82,6 +101,27 @@ impl Quantization {
             _ => return Err(q.wrong("weight_block_size", "another list", "two positive integers")),
         };
         Ok(Self::Fp8 { tile })
+    }
+
+    fn olive(q: &Fields) -> Result<Self, ConvertError> {
+        let common = Groups { bits: bits(q)?, group: group(q)? };
+        let mut overrides = BTreeMap::new();
+        if let Some(all) = q.object("overrides")? {
+            for name in all.names() {
+                let Some(own) = all.object(name)? else { continue };
+                let bits = if own.value("bits").is_some() { bits(&own)? } else { common.bits };
+                let group = if own.value("group_size").is_some() { group(&own)? } else { common.group };
+                overrides.insert(name.to_owned(), Groups { bits, group });
+            }
+        }
+        Ok(Self::Olive { common, overrides })
+    }
+}
+
+fn bits(q: &Fields) -> Result<u8, ConvertError> {
+    match q.size("bits")? {
+        n @ (2 | 4 | 8) => Ok(n as u8),
+        n => Err(q.wrong("bits", n, "2, 4 or 8")),
     }
 }
 

@@ -63,16 +63,29 @@ pub enum RopeScaling {
     },
     /// Every frequency divided by a factor of its own, as GGUF files hold them.
     Factors(Arc<[f32]>),
-    /// LongRoPE within the context before stretching: a divisor for every frequency, and a factor on cosine and sine.
-    /// Beyond it other divisors hold, for all positions of the sequence, which no operator here can choose by length.
+    /// LongRoPE: divisors of every frequency for sequences within the context before stretching, and others for all
+    /// positions of longer ones. A package has one of them.
     LongRope {
-        /// Divisors up to `original` positions.
-        short: Arc<[f32]>,
+        /// Up to `original` positions.
+        short: Stretch,
+        /// Up to `positions`.
+        long: Stretch,
         /// Context length before stretching.
         original: usize,
-        /// Factor on cosine and sine.
-        attention_factor: f64,
+        /// Context length after it.
+        positions: usize,
+        /// Whether the long side is taken.
+        is_long: bool,
     },
+}
+
+/// One side of LongRoPE.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stretch {
+    /// Divisors of the frequencies.
+    pub divisors: Arc<[f32]>,
+    /// Factor on cosine and sine.
+    pub attention_factor: f64,
 }
 
 impl Rope {
@@ -211,8 +224,9 @@ impl Rope {
             RopeScaling::Factors(ref factors) => {
                 (powers.zip(&**factors).map(|(p, f)| 1.0 / p / f).collect(), 1.0)
             }
-            RopeScaling::LongRope { ref short, attention_factor, .. } => {
-                (powers.zip(&**short).map(|(p, f)| 1.0 / (f * p)).collect(), attention_factor as f32)
+            RopeScaling::LongRope { ref short, ref long, is_long, .. } => {
+                let Stretch { divisors, attention_factor } = if is_long { long } else { short };
+                (powers.zip(&**divisors).map(|(p, f)| 1.0 / (f * p)).collect(), *attention_factor as f32)
             }
             RopeScaling::Llama3 { factor, low, high, original } => (
                 powers.map(|p| llama3(f64::from(1.0 / p), factor, low, high, original) as f32).collect(),
@@ -242,6 +256,17 @@ fn kind(p: &Fields) -> Result<&str, ConvertError> {
 }
 
 impl RopeScaling {
+    /// As `rope_type` spells it.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Linear { .. } => "linear",
+            Self::Llama3 { .. } | Self::Factors(_) => "llama3",
+            Self::Yarn { .. } => "yarn",
+            Self::LongRope { .. } => "longrope",
+        }
+    }
+
     fn read(config: &Fields, name: &str, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
         // Sections of the frequencies for positions of time, height and width, which are one and the same in text.
         const COMMON: [&str; 6] = [
@@ -332,11 +357,6 @@ impl RopeScaling {
     fn read_longrope(config: &Fields, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
         let positions = config.size("max_position_embeddings")?;
         let original = Self::original(config, p)?;
-        let divisors = p.floats("short_factor")?;
-        if divisors.len() != dim / 2 || divisors.iter().any(|d| !(d.is_finite() && *d > 0.0)) {
-            let found = format!("{} numbers", divisors.len());
-            return Err(p.wrong("short_factor", found, format!("{} numbers above 0", dim / 2)));
-        }
         let stretch = positions as f64 / original as f64;
         // Implementations disagree about which of the two counts.
         if let Some(factor) = p.float("factor")?.filter(|f| (f / stretch - 1.0).abs() > 1e-6) {
@@ -345,13 +365,19 @@ impl RopeScaling {
             return Err(p.wrong("factor", factor, expected));
         }
         let default = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / (original as f64).ln()).sqrt() };
-        let attention_factor = p.positive_float("attention_factor", Some(default))?;
-        Ok(Self::LongRope {
-            short: divisors.into_iter().map(|d| d as f32).collect(),
-            original,
+        let common = p.positive_float("attention_factor", Some(default))?;
+        let side = |divisors: &str, factor: &str| {
+            let found = p.floats(divisors)?;
+            if found.len() != dim / 2 || found.iter().any(|d| !(d.is_finite() && *d > 0.0)) {
+                let expected = format!("{} numbers above 0", dim / 2);
+                return Err(p.wrong(divisors, format!("{} numbers", found.len()), expected));
+            }
+            let divisors = found.into_iter().map(|d| d as f32).collect();
             // Phi-3.5-MoE states the factor for each side.
-            attention_factor: p.positive_float("short_mscale", Some(attention_factor))?,
-        })
+            Ok(Stretch { divisors, attention_factor: p.positive_float(factor, Some(common))? })
+        };
+        let (short, long) = (side("short_factor", "short_mscale")?, side("long_factor", "long_mscale")?);
+        Ok(Self::LongRope { short, long, original, positions, is_long: false })
     }
 
     fn read_yarn(config: &Fields, p: &Fields) -> Result<Self, ConvertError> {

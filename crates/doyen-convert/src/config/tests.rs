@@ -102,7 +102,7 @@ fn unsupported_values_are_named() {
         ),
         (
             json!({"rope_scaling": {
-                "rope_type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64
+                "rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "original_max_position_embeddings": 64
             }}),
             "rope_scaling.short_factor",
             "1 numbers",

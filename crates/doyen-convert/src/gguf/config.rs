@@ -5,7 +5,7 @@
 use super::{
     file::{GgufFile, Stored},
     metadata::{Metadata, Value},
-    names::{Architecture, EMBEDDING, HEAD, ROPE_FACTORS},
+    names::{Architecture, EMBEDDING, HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS},
     tokenizer,
     types::GgmlType,
 };
@@ -78,11 +78,18 @@ pub(super) fn read(file: &GgufFile, arch: &Architecture) -> Result<Config, Conve
             fields.insert(field.into(), v);
         }
     }
-    let head_dim = keys.head_dim()?;
+    // Files of models without a window say that it has no positions.
+    if fields.get("sliding_window") == Some(&json!(0)) {
+        fields.remove("sliding_window");
+    }
+    let (head_dim, rotated) = keys.head_dim(arch)?;
     fields.insert("head_dim".into(), head_dim.into());
+    if rotated != head_dim {
+        fields.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
+    }
     fields.insert("vocab_size".into(), vocab(file)?.into());
     fields.insert("tie_word_embeddings".into(), (!file.tensors.contains_key(HEAD)).into());
-    if let Some(scaling) = keys.rope_scaling()? {
+    if let Some(scaling) = keys.rope_scaling(file, rotated / 2)? {
         fields.insert("rope_scaling".into(), scaling);
     }
     fields.extend(biases(file, arch));
@@ -108,7 +115,8 @@ pub(super) fn read(file: &GgufFile, arch: &Architecture) -> Result<Config, Conve
         }
     }
     fields.extend(tokenizer::special_ids(&file.metadata)?);
-    Ok(Config { fields: Fields::new(fields), head_dim, rope_factors: rope_factors(file, head_dim)? })
+    let rope_factors = rope_factors(file, ROPE_FACTORS, rotated / 2)?.map(Into::into);
+    Ok(Config { fields: Fields::new(fields), head_dim, rope_factors })
 }
 
 /// Whether projections have biases: the file says so by having them.
@@ -138,22 +146,22 @@ pub(super) fn vocab(file: &GgufFile) -> Result<usize, ConvertError> {
     }
 }
 
-fn rope_factors(file: &GgufFile, head_dim: usize) -> Result<Option<Arc<[f32]>>, ConvertError> {
-    let Some(Stored { ty, shape, offset, bytes, data }) = file.tensors.get(ROPE_FACTORS) else {
+/// Divisors in the tensor `name`, `expected` of them.
+fn rope_factors(file: &GgufFile, name: &str, expected: usize) -> Result<Option<Vec<f32>>, ConvertError> {
+    let Some(Stored { ty, shape, offset, bytes, data }) = file.tensors.get(name) else {
         return Ok(None);
     };
     let fail = |message: String| {
         let path = file.metadata.path();
-        ConvertError::file(path, format!("tensor {ROPE_FACTORS:?}: {message}"))
+        ConvertError::file(path, format!("tensor {name:?}: {message}"))
     };
-    let expected = head_dim / 2;
     if *ty != GgmlType::F32 || shape[..] != [expected] {
         return Err(fail(format!("expected F32 [{expected}], found {ty} {shape:?}")));
     }
     let bytes = data.range(*offset, *bytes as usize)?;
     let factors: Vec<f32> = bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
     match factors.iter().find(|f| !(f.is_finite() && **f > 0.0)) {
-        None => Ok(Some(factors.into())),
+        None => Ok(Some(factors)),
         Some(f) => Err(fail(format!("expected factors above 0, found {f}"))),
     }
 }
@@ -213,8 +221,10 @@ impl Keys<'_> {
         }
     }
 
-    /// Channels of a head; all of them are rotated, and values have as many.
-    fn head_dim(&self) -> Result<usize, ConvertError> {
+    /// Channels of a head, of which values have as many, and those that are rotated.
+    fn head_dim(&self, arch: &Architecture) -> Result<(usize, usize), ConvertError> {
+        const ROTATED: &str = "rope.dimension_count";
+        const OF_VALUES: &str = "attention.value_length";
         let head_dim = if let Some(n) = self.size("attention.key_length")? {
             n
         } else {
@@ -226,12 +236,16 @@ impl Keys<'_> {
             }
             hidden / heads
         };
-        for name in ["attention.value_length", "rope.dimension_count"] {
-            if let Some(n) = self.size(name)?.filter(|n| *n != head_dim) {
-                return Err(self.wrong(name, n, &format!("{head_dim}, the channels of a head")));
-            }
+        let expected = format!("{head_dim}, the channels of a head");
+        if let Some(n) = self.size(OF_VALUES)?.filter(|n| *n != head_dim) {
+            return Err(self.wrong(OF_VALUES, n, &expected));
         }
-        Ok(head_dim)
+        match self.size(ROTATED)? {
+            Some(n) if n > head_dim || n < head_dim && !arch.partial => {
+                Err(self.wrong(ROTATED, n, &expected))
+            }
+            rotated => Ok((head_dim, rotated.unwrap_or(head_dim))),
+        }
     }
 
     /// What Gemma's files leave to their reader: norms hold `1 + w`, and scores are divided by the root of the head's
@@ -255,8 +269,40 @@ impl Keys<'_> {
         Ok(out)
     }
 
-    fn rope_scaling(&self) -> Result<Option<Json>, ConvertError> {
+    /// LongRoPE, whose divisors are tensors and whose factor on cosine and sine is a key; `pairs` channels are rotated.
+    fn long_rope(&self, file: &GgufFile, pairs: usize) -> Result<Option<Json>, ConvertError> {
+        const ORIGINAL: &str = "rope.scaling.original_context_length";
+        let sides = (rope_factors(file, SHORT_FACTORS, pairs)?, rope_factors(file, LONG_FACTORS, pairs)?);
+        let (short, long) = match sides {
+            (Some(short), Some(long)) => (short, long),
+            (None, None) => return Ok(None),
+            (found, _) => {
+                let absent = if found.is_some() { LONG_FACTORS } else { SHORT_FACTORS };
+                let message =
+                    format!("tensor {absent:?}: expected beside its other side, found no such tensor");
+                return Err(ConvertError::file(file.metadata.path(), message));
+            }
+        };
+        let original =
+            self.size(ORIGINAL)?.ok_or_else(|| self.absent(ORIGINAL, "the context of the short factors"))?;
+        let factor = self.metadata.float(&self.key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+        Ok(Some(json!({
+            "rope_type": "longrope", "short_factor": short, "long_factor": long,
+            "original_max_position_embeddings": original, "attention_factor": factor,
+        })))
+    }
+
+    fn rope_scaling(&self, file: &GgufFile, pairs: usize) -> Result<Option<Json>, ConvertError> {
         let kind = self.metadata.string(&self.key("rope.scaling.type"))?;
+        if let Some(long) = self.long_rope(file, pairs)? {
+            return match kind {
+                None | Some("longrope" | "none") => Ok(Some(long)),
+                Some(other) => {
+                    let expected = "\"longrope\", since the file has tensors of its factors";
+                    Err(self.wrong("rope.scaling.type", format!("{other:?}"), expected))
+                }
+            };
+        }
         let mut scaling = Map::new();
         let mut copy = |name: &str, field: &str| {
             let value = self.number(name)?;
@@ -273,7 +319,7 @@ impl Keys<'_> {
                 copy("rope.scaling.yarn_beta_slow", "beta_slow")?;
             }
             Some(other) => {
-                let expected = "\"none\", \"linear\" or \"yarn\"";
+                let expected = "\"none\", \"linear\", \"yarn\", or \"longrope\" with its tensors of factors";
                 return Err(self.wrong("rope.scaling.type", format!("{other:?}"), expected));
             }
         }

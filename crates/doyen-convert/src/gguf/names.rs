@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 /// An architecture of the GGUF registry that a recipe exists for.
 #[derive(Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct Architecture {
     /// Its name in GGUF files, which its metadata keys start with.
     pub name: &'static str,
@@ -27,12 +28,19 @@ pub(super) struct Architecture {
     pub biased: bool,
     /// Whether layers have experts.
     pub moe: bool,
+    /// Whether a part of each head may be left without rotation.
+    pub partial: bool,
     /// Norms of a layer: name here, name in a checkpoint.
-    norms: &'static [(&'static str, &'static str)],
+    norms: Renamed,
+    /// Other modules of a layer, likewise.
+    inside: Renamed,
 }
 
-const PRE: &[(&str, &str)] = &[("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")];
-const SANDWICH: &[(&str, &str)] = &[
+/// Name in a GGUF file, name in a checkpoint.
+type Renamed = &'static [(&'static str, &'static str)];
+
+const PRE: Renamed = &[("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")];
+const SANDWICH: Renamed = &[
     ("attn_norm", "input_layernorm"),
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -45,15 +53,24 @@ const PLAIN: Architecture = Architecture {
     pairs_rows: true,
     biased: false,
     moe: false,
+    partial: false,
     norms: PRE,
+    inside: INSIDE,
 };
 const PAIRS_APART: Architecture = Architecture { pairs_rows: false, ..PLAIN };
 
-static KNOWN: [Architecture; 7] = [
+static KNOWN: [Architecture; 8] = [
     PLAIN,
     Architecture { name: "qwen2", checkpoint_name: "Qwen2ForCausalLM", biased: true, ..PAIRS_APART },
     Architecture { name: "qwen3", checkpoint_name: "Qwen3ForCausalLM", ..PAIRS_APART },
     Architecture { name: "qwen3moe", checkpoint_name: "Qwen3MoeForCausalLM", moe: true, ..PAIRS_APART },
+    Architecture {
+        name: "phi3",
+        checkpoint_name: "Phi3ForCausalLM",
+        partial: true,
+        inside: FUSED,
+        ..PAIRS_APART
+    },
     Architecture { name: "gemma", checkpoint_name: "GemmaForCausalLM", ..PAIRS_APART },
     Architecture { name: "gemma2", checkpoint_name: "Gemma2ForCausalLM", norms: SANDWICH, ..PAIRS_APART },
     Architecture { name: "gemma3", checkpoint_name: "Gemma3ForCausalLM", norms: SANDWICH, ..PAIRS_APART },
@@ -81,7 +98,7 @@ impl Architecture {
 
     /// The name in a checkpoint of a module inside of layers.
     fn inside(&self, module: &str) -> Option<&'static str> {
-        renamed(self.norms, module).or_else(|| renamed(&INSIDE, module))
+        renamed(self.norms, module).or_else(|| renamed(self.inside, module))
     }
 }
 
@@ -96,7 +113,7 @@ impl Naming for Architecture {
         };
         let module = match module.strip_prefix("mlp.experts.").and_then(|m| m.split_once('.')) {
             Some((_, projection)) => back(&EXPERTS, projection)?,
-            None => back(self.norms, module).or_else(|| back(&INSIDE, module))?,
+            None => back(self.norms, module).or_else(|| back(self.inside, module))?,
         };
         Some(format!("blk.{layer}.{module}.{kind}"))
     }
@@ -104,15 +121,17 @@ impl Naming for Architecture {
 
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 pub(super) const HEAD: &str = "output.weight";
-/// Divisors of the rotary frequencies.
+/// Divisors of the rotary frequencies; those of LongRoPE for short and for long sequences.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(super) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 
 /// Modules outside of layers: name here, name in a checkpoint.
 const OUTSIDE: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// Modules of a layer.
-const INSIDE: [(&str, &str); 10] = [
+const INSIDE: Renamed = &[
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),
@@ -123,6 +142,14 @@ const INSIDE: [(&str, &str); 10] = [
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
     ("ffn_gate_inp", "mlp.gate"),
+];
+
+/// Modules of a layer with projections of one input in one matrix.
+const FUSED: Renamed = &[
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_up", "mlp.gate_up_proj"),
+    ("ffn_down", "mlp.down_proj"),
 ];
 
 /// Experts of a layer, all in one tensor.
@@ -158,7 +185,7 @@ pub(super) fn checkpoint(
 ) -> Result<Checkpoint, ConvertError> {
     let mut out = BTreeMap::new();
     for (name, stored) in file.tensors {
-        if name == ROPE_FACTORS {
+        if [ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS].contains(&name.as_str()) {
             continue;
         }
         let parsed = Name::parse(&name);

@@ -5,7 +5,10 @@ use super::{
     Checkpoint, Entry, RowOrder, SourceType,
     packed::{Packing, Part},
 };
-use crate::{ConvertError, config::Quantization};
+use crate::{
+    ConvertError,
+    config::{CodeGroups, Quantization},
+};
 use safetensors::Dtype;
 
 impl Entry {
@@ -28,6 +31,9 @@ impl Entry {
     }
 }
 
+/// What follows a parameter's name where Olive stores its codes.
+const QWEIGHT: &str = "_qweight";
+
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
 
 impl Checkpoint {
@@ -35,17 +41,25 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When a part is missing or has another type or shape than the layout's.
-    pub(crate) fn compose(&mut self, quantization: Quantization) -> Result<(), ConvertError> {
+    pub(crate) fn compose(&mut self, quantization: &Quantization) -> Result<(), ConvertError> {
         let suffix = match quantization {
             Quantization::Mxfp4 => return Ok(()),
             Quantization::Gptq { .. } | Quantization::Awq { .. } => ".qweight",
             Quantization::Fp8 { .. } => ".weight_scale_inv",
+            Quantization::Olive { .. } => QWEIGHT,
         };
         let modules: Vec<String> =
             self.tensors.keys().filter_map(|n| n.strip_suffix(suffix)).map(str::to_owned).collect();
         for module in modules {
-            let (packing, shape, parts) = match quantization {
+            let mut name = format!("{module}.weight");
+            let (packing, shape, parts) = match *quantization {
                 Quantization::Mxfp4 => continue,
+                Quantization::Olive { common, ref overrides } => {
+                    name.clone_from(&module);
+                    let of_module = module.strip_suffix(".weight").and_then(|m| overrides.get(m));
+                    let own = overrides.get(&module).or(of_module).copied();
+                    self.olive(&module, own.unwrap_or(common))?
+                }
                 Quantization::Gptq { bits, group, shift } => self.gptq(&module, bits, group, shift)?,
                 Quantization::Awq { group } => self.awq(&module, group)?,
                 Quantization::Fp8 { tile } => self.fp8(&module, tile)?,
@@ -60,9 +74,70 @@ impl Checkpoint {
                 order: RowOrder::Stored,
                 parts,
             };
-            self.tensors.insert(format!("{module}.weight"), entry);
+            self.tensors.insert(name, entry);
+        }
+        if matches!(quantization, Quantization::Olive { .. })
+            && let Some(old) = self.tensors.keys().find(|n| n.ends_with(".qweight"))
+        {
+            let message = "is laid out as by early releases of Olive; expected NAME_qweight, NAME_scales and NAME_qzeros, as \
+                           later ones write";
+            return Err(ConvertError::tensor(old, message));
         }
         Ok(())
+    }
+
+    /// The parameter `name`, of rank 2, or 3 for experts in one tensor. Where groups have a number of columns the width follows
+    /// from the shapes: overrides may be patterns.
+    fn olive(
+        &mut self,
+        name: &str,
+        expected: CodeGroups,
+    ) -> Result<(Packing, Vec<usize>, Vec<Part>), ConvertError> {
+        let place = format!("{name}{QWEIGHT}");
+        let rank = self.shape(&place).map_or(2, |s| s.len().clamp(2, 3));
+        let codes = self.remove(&place, &[Dtype::U8], rank)?;
+        let scales = self.remove(&format!("{name}_scales"), FLOATS, rank)?;
+        let (outer, bytes) = (&codes.shape[..rank - 1], codes.shape[rank - 1]);
+        let groups = scales.shape[rank - 1];
+        let bits = match expected.group {
+            None => Some(expected.bits),
+            Some(group) => {
+                let cols = groups.checked_mul(group);
+                [2u8, 4, 8]
+                    .into_iter()
+                    .find(|&b| cols.is_some_and(|c| c > 0 && c * usize::from(b) == bytes * 8))
+            }
+        };
+        let cols = bits.map_or(0, |b| bytes * 8 / usize::from(b));
+        let whole = scales.shape[..rank - 1] == *outer
+            && groups > 0
+            && cols.is_multiple_of(groups)
+            && (cols / groups).is_multiple_of(16)
+            && (expected.group.is_some() || groups == 1);
+        let Some(bits) = bits.filter(|_| whole) else {
+            let group = expected.group.map_or_else(|| "whole rows".to_owned(), |g| g.to_string());
+            let message = format!(
+                "has shape {:?} and scales {:?}, expected codes of 2, 4 or 8 bits in groups of {group} \
+                 (quantization_config), a multiple of 16 columns",
+                codes.shape, scales.shape
+            );
+            return Err(ConvertError::tensor(&place, message));
+        };
+        let mut parts = vec![codes.part(), scales.part()];
+        let zeros = format!("{name}_qzeros");
+        let symmetric = !self.contains(&zeros);
+        if !symmetric {
+            let entry = self.remove(&zeros, &[Dtype::U8], rank)?;
+            let width = (groups * usize::from(bits)).div_ceil(8);
+            if entry.shape[..rank - 1] != *outer || entry.shape[rank - 1] != width {
+                let (found, outer) = (&entry.shape, outer.to_vec());
+                let message = format!("expected {width} bytes for each of {outer:?}, found shape {found:?}");
+                return Err(ConvertError::tensor(&zeros, message));
+            }
+            parts.push(entry.part());
+        }
+        let shape = [outer, &[cols]].concat();
+        Ok((Packing::Olive { bits, group: cols / groups, symmetric }, shape, parts))
     }
 
     /// Takes a part out.

@@ -156,6 +156,11 @@ impl Checkpoint {
         if let Some((expected, found)) = entry.dtype.unread() {
             return Err(ConvertError::tensor(&stored, format!("expected {expected}, found {found}")));
         }
+        if transposed && matches!(entry.dtype, SourceType::Packed(_)) {
+            let message = "has codes along the rows of a transposed matrix, which no stored format keeps; expected \
+                           [experts, rows, columns]";
+            return Err(ConvertError::tensor(&stored, message));
+        }
         if transposed {
             entry.order = RowOrder::Transposed { width: rows, first: 0 };
         }

@@ -37,6 +37,16 @@ pub enum Packing {
         /// Rows and columns of a tile.
         tile: [usize; 2],
     },
+    /// Codes packed along K in uint8 `NAME_qweight` `[.., N, K bits/8]`, `NAME_scales` `[.., N, K/group]`, `NAME_qzeros`
+    /// `[.., N, K/group bits/8]`.
+    Olive {
+        /// Bits of a code.
+        bits: u8,
+        /// Columns of a group.
+        group: usize,
+        /// Whether all zero points are in the middle, and there is no tensor of them.
+        symmetric: bool,
+    },
 }
 
 /// A tensor that is part of a matrix.
@@ -83,8 +93,19 @@ impl Packing {
     pub const fn codes(self) -> Option<Codes> {
         match self {
             Self::Mxfp4 => Some(Codes { group: 32, range: (-12, 12), minimum: false, zero_points: false }),
-            Self::Gptq { bits, group, .. } => Some(Codes::unsigned(bits, group)),
+            Self::Gptq { bits, group, .. } | Self::Olive { bits, group, symmetric: false } => {
+                Some(Codes::unsigned(bits, group))
+            }
             Self::Awq { group } => Some(Codes::unsigned(4, group)),
+            Self::Olive { bits, group, symmetric: true } => {
+                let half = 1i16 << (bits - 1);
+                Some(Codes {
+                    group,
+                    range: ((-half) as i8, (half - 1) as i8),
+                    minimum: false,
+                    zero_points: false,
+                })
+            }
             Self::Fp8 { .. } => None,
         }
     }
@@ -93,7 +114,7 @@ impl Packing {
     pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
             Self::Mxfp4 | Self::Awq { .. } => cols / 2,
-            Self::Gptq { bits, .. } => cols * bits as usize / 8,
+            Self::Gptq { bits, .. } | Self::Olive { bits, .. } => cols * bits as usize / 8,
             Self::Fp8 { .. } => cols,
         }
     }
@@ -142,6 +163,9 @@ impl Packing {
                     place(codes.width),
                     place(zeros.width),
                 )
+            }
+            (Self::Olive { bits, group, .. }, [codes, scales, zeros @ ..]) => {
+                by_rows((bits, cols / group), (codes, scales, zeros.first()), (rows, cols))
             }
             _ => Ok(Unpacked::default()),
         }
@@ -220,6 +244,31 @@ fn unsigned(
     Ok(out)
 }
 
+/// Codes that lie row by row as the model's do, each row's with its own scales and zero points; without zero points they
+/// are taken less the middle.
+fn by_rows(
+    (bits, groups): (u8, usize),
+    (codes, scales, zeros): (&Part, &Part, Option<&Part>),
+    (rows, cols): (Range<usize>, usize),
+) -> Result<Unpacked, ConvertError> {
+    let (per_byte, mask, middle) = (8 / usize::from(bits), u8::MAX >> (8 - bits), 1u8 << (bits - 1));
+    let read = |bytes: &[u8], i: usize| bytes[i / per_byte] >> (i % per_byte * usize::from(bits)) & mask;
+    let (lines, factors) = (codes.rows(rows.clone())?, scales.rows(rows.clone())?);
+    let points = zeros.map(|z| z.rows(rows.clone())).transpose()?;
+    let mut out = Unpacked::default();
+    for row in 0..rows.len() {
+        let line = &lines[row * codes.width..(row + 1) * codes.width];
+        let less = if zeros.is_some() { 0 } else { middle };
+        out.codes.extend((0..cols).map(|k| read(line, k).wrapping_sub(less).cast_signed()));
+        out.scales.extend((0..groups).map(|g| scales.float(&factors, row * scales.width + g)));
+        if let (Some(points), Some(zeros)) = (&points, zeros) {
+            let points = &points[row * zeros.width..(row + 1) * zeros.width];
+            out.zero_points.extend((0..groups).map(|g| read(points, g)));
+        }
+    }
+    Ok(out)
+}
+
 /// Unpacks two codes a byte, the low nibble first, and exponents with a bias of 127.
 fn mxfp4(blocks: &[u8], scales: &[u8]) -> Unpacked {
     let codes = |b: &u8| [E2M1_DOUBLED[usize::from(b & 15)], E2M1_DOUBLED[usize::from(b >> 4)]];
@@ -253,6 +302,7 @@ impl fmt::Display for Packing {
             Self::Gptq { .. } => "GPTQ",
             Self::Awq { .. } => "AWQ",
             Self::Fp8 { .. } => "FP8",
+            Self::Olive { .. } => "Olive",
         })
     }
 }

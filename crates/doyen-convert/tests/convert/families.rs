@@ -19,7 +19,9 @@ fn family(name: &str) {
     }
     let tokenizer = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}"#;
     fs::write(place.checkpoint().join("tokenizer.json"), tokenizer).unwrap();
-    let (checkpoint, options) = (place.checkpoint(), Options::float(FloatType::F32));
+    let long_context = name.ends_with("_long_context");
+    let (checkpoint, options) =
+        (place.checkpoint(), Options { long_context, ..Options::float(FloatType::F32) });
     check_recorded(name, (&checkpoint, &options), &data(name).join("golden.safetensors"), 3, GREEDY);
 }
 
@@ -91,6 +93,7 @@ families!(
     olmoe,
     phi,
     phi3,
+    phi3_long_context,
     phi3_longrope,
     phimoe,
     qwen2_5_vl,

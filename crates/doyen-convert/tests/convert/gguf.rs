@@ -247,6 +247,71 @@ fn rotary_factors_change_the_caches() {
     assert!((b[10] - angle.sin()).abs() < 1e-7, "{} {}", b[10], angle.sin());
 }
 
+/// A Phi-3 with half of each head rotated, and the same as a GGUF file.
+fn phi3() -> (Checkpoint, Gguf) {
+    let (short, long): (Vec<f32>, Vec<f32>) = ((0..8).map(|i| 1.0 + i as f32 / 4.0).collect(), vec![4.0; 8]);
+    let mut c = Checkpoint::llama();
+    c.tensors.clear();
+    c.config["architectures"][0] = "Phi3ForCausalLM".into();
+    for (field, value) in [("head_dim", 32.into()), ("partial_rotary_factor", 0.5.into())] {
+        c.config[field] = value;
+    }
+    // sqrt(1 + ln(64 / 16) / ln(16)), as a number that float32 holds.
+    c.config["rope_scaling"] = serde_json::json!({
+        "rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": 1.5f32.sqrt(),
+        "original_max_position_embeddings": 16,
+    });
+    c.add("model.embed_tokens.weight", &[64, 32]);
+    c.add("model.norm.weight", &[32]);
+    c.add("lm_head.weight", &[64, 32]);
+    let layer = "model.layers.0";
+    c.add(&format!("{layer}.input_layernorm.weight"), &[32]);
+    c.add(&format!("{layer}.post_attention_layernorm.weight"), &[32]);
+    c.add(&format!("{layer}.self_attn.qkv_proj.weight"), &[4 * 32, 32]);
+    c.add(&format!("{layer}.self_attn.o_proj.weight"), &[32, 64]);
+    c.add(&format!("{layer}.mlp.gate_up_proj.weight"), &[96, 32]);
+    c.add(&format!("{layer}.mlp.down_proj.weight"), &[32, 48]);
+    let mut file = Gguf::of(&c, "phi3");
+    file.set("phi3.rope.dimension_count", Meta::U32(16));
+    file.set("phi3.attention.sliding_window", Meta::U32(0));
+    file.set("phi3.rope.scaling.original_context_length", Meta::U32(16));
+    file.set("phi3.rope.scaling.attn_factor", Meta::F32(1.5f32.sqrt()));
+    file.add_f32("rope_factors_long.weight", &[8], &long);
+    file.add_f32("rope_factors_short.weight", &[8], &short);
+    (c, file)
+}
+
+/// Either side of LongRoPE, as from the checkpoint.
+#[test]
+fn long_factors_are_tensors() {
+    let (c, file) = phi3();
+    for long_context in [false, true] {
+        let options = Options { long_context, ..f32_options() };
+        let (from_gguf, report) = converted(&file, &options);
+        let (length, hint) =
+            if long_context { (64, "with the long factors") } else { (16, "--long-context") };
+        assert!(report.notices.iter().any(|n| n.contains("longrope") && n.contains(hint)), "{report:?}");
+        let plain = c.write();
+        plain.convert(&options).unwrap();
+        let data = |p: &Place| read(&p.package(), "model.onnx.data");
+        assert!(data(&from_gguf) == data(&plain), "long: {long_context}");
+        assert_eq!(open(&from_gguf.package()).manifest.context_length, Some(length));
+    }
+    let mut half = file.clone();
+    half.tensors.pop();
+    let place = Place::new();
+    let path = place.checkpoint().join("model.gguf");
+    half.write(&path);
+    let e =
+        convert(&path, &Target::new(place.package()), &f32_options(), &mut Silent).unwrap_err().to_string();
+    assert!(e.contains("rope_factors_short.weight") && e.contains("no such tensor"), "{e}");
+    // Other rotations have no long side.
+    Gguf::of(&Checkpoint::llama(), "llama").write(&path);
+    let options = Options { long_context: true, ..f32_options() };
+    let e = convert(&path, &Target::new(place.package()), &options, &mut Silent).unwrap_err().to_string();
+    assert!(e.contains("longrope") && e.contains("--long-context") && e.contains("default"), "{e}");
+}
+
 #[test]
 fn several_files_are_one_model() {
     let whole = Gguf::of(&Checkpoint::qwen2_plain(), "qwen2");

@@ -4,7 +4,7 @@ use crate::{
     common::{Checkpoint, Place},
     packages::{logits, open},
 };
-use doyen_convert::{Options, Report, options::Setting, options::Width, report::Form};
+use doyen_convert::{Options, Part, Report, options::Setting, options::Width, report::Form};
 use doyen_tensor::{FloatType, format::Bits};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
@@ -109,10 +109,62 @@ fn awq(tensors: &mut Tensors, module: &str, n: usize, k: usize) {
     tensors.insert(format!("{module}.scales"), scales(n, k));
 }
 
+/// Codes of `bits` bits along the last axis, low bits first.
+fn along(bits: usize, codes: impl Iterator<Item = u32>) -> Vec<u8> {
+    let per_byte = 8 / bits;
+    let codes: Vec<u32> = codes.collect();
+    codes.chunks(per_byte).map(|c| c.iter().rev().fold(0u32, |b, q| b << bits | q) as u8).collect()
+}
+
+/// The parts of a matrix, or of `outer` matrices one after the other, whose rows go on counting.
+fn olive_parts(
+    tensors: &mut Tensors,
+    name: &str,
+    (outer, n, k): (Option<usize>, usize, usize),
+    (bits, group, symmetric): (usize, usize, bool),
+) {
+    let rows = outer.unwrap_or(1) * n;
+    let shape = |last: usize| [outer.as_slice(), &[n, last]].concat();
+    let codes = (0..rows * k).map(|i| code(i / k, i % k) << (bits - 4));
+    let groups = k / group;
+    let scales = (0..rows * groups).flat_map(|i| scale(i / groups, i % groups).to_le_bytes());
+    tensors.insert(format!("{name}_qweight"), (Dtype::U8, shape(k * bits / 8), along(bits, codes)));
+    tensors.insert(format!("{name}_scales"), (Dtype::F32, shape(groups), scales.collect()));
+    if !symmetric {
+        let width = (groups * bits).div_ceil(8);
+        let zeros = (0..rows).flat_map(|row| {
+            let mut own = along(bits, (0..groups).map(|g| zero(row, g) << (bits - 4)));
+            own.resize(width, 0);
+            own
+        });
+        tensors.insert(format!("{name}_qzeros"), (Dtype::U8, shape(width), zeros.collect()));
+    }
+}
+
+/// Their values.
+fn olive_values(
+    (n, k): (usize, usize),
+    first: usize,
+    (bits, group, symmetric): (usize, usize, bool),
+) -> Vec<f32> {
+    let step = (1u32 << (bits - 4)) as f32;
+    (0..n * k)
+        .map(|i| {
+            let (row, col) = (first + i / k, i % k);
+            let middle = if symmetric { 8 } else { zero(row, col / group) };
+            (code(row, col) as f32 - middle as f32) * step * scale(row, col / group)
+        })
+        .collect()
+}
+
+fn olive(tensors: &mut Tensors, module: &str, n: usize, k: usize) {
+    olive_parts(tensors, &format!("{module}.weight"), (None, n, k), (4, GROUP, false));
+}
+
 /// Whether every projection kept its codes, exactly.
 fn kept(report: &Report) -> bool {
     let projections: Vec<_> =
-        report.fates.iter().filter(|f| f.origin.from == "GPTQ" || f.origin.from == "AWQ").collect();
+        report.fates.iter().filter(|f| ["GPTQ", "AWQ", "Olive"].contains(&f.origin.from.as_str())).collect();
     !projections.is_empty()
         && projections.iter().all(|f| {
             matches!(f.origin.form, Form::Codes { carried: true, bits: Bits::B4, block: GROUP, .. })
@@ -124,7 +176,10 @@ fn kept(report: &Report) -> bool {
 fn four_bit_codes_are_kept() {
     let awq_config = json!({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"});
     let gptq_config = json!({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": false});
-    for (plain, place) in [checkpoints(gptq_config, gptq), checkpoints(awq_config, awq)] {
+    let olive_config = json!({"quant_method": "olive", "bits": 4, "symmetric": false, "group_size": GROUP});
+    for (plain, place) in
+        [checkpoints(gptq_config, gptq), checkpoints(awq_config, awq), checkpoints(olive_config, olive)]
+    {
         // The tables are not quantized in either; what matters here is the same in both.
         let tables = Options { embed: Some(Width::Float), lm_head: Some(Width::Float), ..f32_options() };
         let report = place.convert(&tables).unwrap();
@@ -209,4 +264,71 @@ fn parts_that_do_not_fit_are_named() {
             assert!(e.contains(word), "no {word:?} in {e}");
         }
     }
+}
+
+/// Experts in one tensor, gate and up at 4 bits with zero points, down at 8 without, as overrides of Olive make them.
+#[test]
+fn mixed_widths_of_fused_experts_are_kept() {
+    const EXPERTS: usize = 4;
+    let (up, down) = ((4, GROUP, false), (8, GROUP, true));
+    let mut plain = Checkpoint::qwen3_moe();
+    let experts = "model.layers.1.mlp.experts";
+    for e in 0..EXPERTS {
+        let mut set = |name: &str, values: Vec<f32>| {
+            plain.tensors.get_mut(&format!("{experts}.{e}.{name}.weight")).unwrap().1 = values;
+        };
+        set("gate_proj", olive_values((32, 32), e * 64, up));
+        set("up_proj", olive_values((32, 32), e * 64 + 32, up));
+        set("down_proj", olive_values((32, 32), e * 32, down));
+    }
+    let mut packed = raw(&plain);
+    packed.retain(|name, _| !name.starts_with(experts));
+    olive_parts(&mut packed, &format!("{experts}.gate_up_proj"), (Some(EXPERTS), 64, 32), up);
+    olive_parts(&mut packed, &format!("{experts}.down_proj"), (Some(EXPERTS), 32, 32), down);
+    let mut quantized = plain.clone();
+    // The override is a pattern here, which says nothing to those who look names up.
+    quantized.config["quantization_config"] = json!({
+        "quant_method": "olive", "bits": 4, "symmetric": false, "group_size": GROUP,
+        "overrides": {"re:.*down_proj": {"bits": 8, "symmetric": true}},
+    });
+    let float = Options::float(FloatType::F32);
+    let kept: Vec<Setting> =
+        float.settings.iter().copied().filter(|s| !matches!(s, Setting::Experts(_))).collect();
+    let options = Options { settings: kept, ..float.clone() };
+    let place = write(&quantized, &packed);
+    let report = place.convert(&options).unwrap();
+    for (part, bits) in [(Part::ExpertsFc1, Bits::B4), (Part::ExpertsFc2, Bits::B8)] {
+        let fate = report.fates.iter().find(|f| f.origin.part == part).unwrap();
+        assert_eq!((fate.origin.from.as_str(), fate.deviation.error), ("Olive", 0.0), "{fate}");
+        assert!(
+            matches!(fate.origin.form, Form::Codes { carried: true, bits: b, block: GROUP, .. } if b == bits),
+            "{fate}"
+        );
+    }
+    let reference = plain.write();
+    reference.convert(&float).unwrap();
+    let (found, expected) = (logits(&open(&place.package())), logits(&open(&reference.package())));
+    let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    assert!(worst <= 1e-5, "{worst}");
+
+    // Parts that do not fit are refused by name.
+    let change = |change: &dyn Fn(&mut Tensors)| {
+        let mut broken = packed.clone();
+        change(&mut broken);
+        write(&quantized, &broken).convert(&options).unwrap_err().to_string()
+    };
+    let e = change(&|t| drop(t.remove(&format!("{experts}.gate_up_proj_scales"))));
+    assert!(e.contains("gate_up_proj_scales") && e.contains("not in the checkpoint"), "{e}");
+    let e = change(&|t| {
+        let part = t.get_mut(&format!("{experts}.down_proj_qweight")).unwrap();
+        *part = (Dtype::U8, vec![EXPERTS, 32, 24], vec![0; EXPERTS * 32 * 24]);
+    });
+    assert!(e.contains("down_proj_qweight") && e.contains("groups of 16"), "{e}");
+    let e = change(&|t| {
+        let part = t.get_mut(&format!("{experts}.gate_up_proj_qzeros")).unwrap();
+        *part = (Dtype::U8, vec![EXPERTS, 64, 3], vec![0; EXPERTS * 64 * 3]);
+    });
+    assert!(e.contains("gate_up_proj_qzeros") && e.contains("expected 1 bytes"), "{e}");
+    let e = change(&|t| drop(t.insert("model.norm.qweight".into(), (Dtype::U8, vec![1], vec![0]))));
+    assert!(e.contains("model.norm.qweight") && e.contains("early releases"), "{e}");
 }

@@ -11,6 +11,10 @@ use doyen_convert::{
 use doyen_tensor::FloatType;
 use doyen_text::{Tokenizer, TokenizerFiles};
 use indicatif::ProgressBar;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 use std::{
     fmt::Write,
     path::PathBuf,
@@ -26,7 +30,7 @@ use std::{
 /// docs/families.md, or a GGUF file (of several: any, the others are found beside it). Weights are rounded to nearest,
 /// each kind to its own width W: 2, 4 or 8 bits, or `float` (the --dtype). Weights that the source holds quantized keep
 /// their codes and scales, unless a width is given for their kind; what became of them is printed. The package appears
-/// only when it is complete.
+/// only when it is complete; Ctrl-C or SIGTERM takes back what was written, a second one ends at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -92,6 +96,11 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", value_parser = Options::parse_dtype)]
     dtype: Option<FloatType>,
 
+    /// For LongRoPE (Phi-3, Phi-4-mini, Phi-3.5-MoE): the long factors and the whole context, for sequences of every length,
+    /// instead of the short factors and the context before stretching
+    #[arg(long)]
+    long_context: bool,
+
     /// Every weight in the --dtype; the options above replace parts of it
     #[arg(long)]
     float: bool,
@@ -141,6 +150,7 @@ impl Args {
         options.embed = self.embed.or(options.embed);
         options.lm_head = self.lm_head.or(options.lm_head);
         options.mxfp4 = self.mxfp4.unwrap_or_default();
+        options.long_context = self.long_context;
         options.layers = self.layers.clone().map_or_else(Vec::new, |l| l.0);
         options
     }
@@ -204,7 +214,7 @@ fn fate(fate: &Fate) -> serde_json::Value {
     })
 }
 
-/// Bytes done, rate, time left, and the tensor at hand; and whether Ctrl-C was pressed.
+/// Bytes done, rate, time left, and the tensor at hand; and whether a signal asked to end.
 struct Bar {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
@@ -213,8 +223,12 @@ struct Bar {
 impl Bar {
     fn new() -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&interrupted);
-        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot handle Ctrl-C")?;
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the first signal finds the flag down and raises it, the second finds it up.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
+                .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
+                .context("cannot handle Ctrl-C")?;
+        }
         let template = "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {wide_msg}";
         Ok(Self { bar: console::bar(0, template), interrupted })
     }

@@ -94,7 +94,7 @@ fn text(draft: &Draft, inventory: &Inventory, runs: &Runs, nodes: bool) -> Resul
     let m = &draft.manifest;
     let known = |v: Option<usize>| v.map_or_else(|| "?".to_owned(), |v| v.to_string());
     writeln!(out, "{}", draft.source.describe())?;
-    writeln!(out, "model type      {}", m.model_type.as_deref().unwrap_or("? (no genai_config.json)"))?;
+    writeln!(out, "model type      {}", m.model_type.as_deref().unwrap_or("? (no manifest says)"))?;
     for (key, value) in draft.graph.metadata.iter().filter(|(k, _)| k.starts_with("doyen.")) {
         writeln!(out, "{:<15} {value}", key.trim_start_matches("doyen."))?;
     }

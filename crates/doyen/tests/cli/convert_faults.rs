@@ -1,6 +1,6 @@
 //! `doyen convert` on broken checkpoints and full disks: a clear error, and the target's folder as it was.
 
-use super::common::{Place, Run, command, copy_dir, doyen, replace_text, shared};
+use super::common::{Place, Run, copy_dir, doyen, replace_text, shared};
 use std::{fs, path::Path};
 
 fn convert(place: &Place, more: &[&str]) -> Run {
@@ -276,69 +276,4 @@ fn shards() {
     fs::remove_file(&second).unwrap();
     run().refused(&["model-00002-of-00002.safetensors", "missing"]);
     assert_eq!(place.listing(), ["checkpoint", "shards"]);
-}
-
-/// A conversion that takes a while: the embedding and the head are a hole in a file.
-#[cfg(unix)]
-fn endless() -> Place {
-    use std::io::Write;
-    let place = Place::checkpoint();
-    let rows = 1 << 21;
-    let config: serde_json::Value =
-        serde_json::from_slice(&fs::read(place.path.join("config.json")).unwrap()).unwrap();
-    let hidden = config["hidden_size"].as_u64().unwrap();
-    let vocab = config["vocab_size"].to_string();
-    config_value(&place, "vocab_size", &vocab, &rows.to_string());
-    let path = place.path.join("model.safetensors");
-    let old = fs::read(&path).unwrap();
-    let length = u64::from_le_bytes(*old.first_chunk().unwrap()) as usize;
-    let mut header: serde_json::Value = serde_json::from_slice(&old[8..8 + length]).unwrap();
-    let tensors = header.as_object_mut().unwrap();
-    let mut end = (old.len() - 8 - length) as u64;
-    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
-        let Some(tensor) = tensors.get(name).cloned() else { continue };
-        // The old bytes stay, under a name that nobody reads.
-        tensors.insert(format!("unused.{name}"), tensor);
-        let bytes = rows * hidden * 2;
-        let new =
-            serde_json::json!({"dtype": "BF16", "shape": [rows, hidden], "data_offsets": [end, end + bytes]});
-        tensors.insert(name.into(), new);
-        end += bytes;
-    }
-    let text = header.to_string();
-    let mut file = fs::File::create(&path).unwrap();
-    file.write_all(&(text.len() as u64).to_le_bytes()).unwrap();
-    file.write_all(text.as_bytes()).unwrap();
-    file.write_all(&old[8 + length..]).unwrap();
-    file.set_len(8 + text.len() as u64 + end).unwrap();
-    place
-}
-
-#[cfg(unix)]
-fn config_value(place: &Place, name: &str, from: &str, to: &str) {
-    config(place, &format!("\"{name}\": {from}"), &format!("\"{name}\": {to}"));
-}
-
-#[cfg(unix)]
-#[test]
-fn an_interrupt_leaves_nothing_behind() {
-    use nix::sys::signal::{Signal, kill};
-    use std::{process::Stdio, thread::sleep, time::Duration};
-    let place = endless();
-    let out = place.beside("out");
-    let args = ["convert", place.arg(), "-o", out.to_str().unwrap()];
-    let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Its folder appears when all is checked and the writing begins.
-    for _ in 0..3000 {
-        if place.listing().len() > 1 {
-            break;
-        }
-        sleep(Duration::from_millis(10));
-    }
-    assert!(place.listing().iter().any(|n| n.starts_with(".out.part-")), "{:?}", place.listing());
-    let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
-    kill(pid, Signal::SIGINT).unwrap();
-    let run: Run = child.wait_with_output().unwrap().into();
-    run.refused(&["interrupted", "nothing was kept"]);
-    assert_eq!(place.listing(), ["checkpoint"]);
 }

@@ -7,6 +7,8 @@ mod chat;
 mod common;
 mod convert_faults;
 mod doctor;
+#[cfg(unix)]
+mod interrupts;
 mod package_faults;
 mod reports;
 mod run;

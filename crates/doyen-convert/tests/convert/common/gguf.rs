@@ -207,6 +207,8 @@ fn stored_name(name: &str) -> String {
     for (from, to) in [
         ("model.embed_tokens", "token_embd"),
         ("lm_head", "output"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("mlp.gate_up_proj", "ffn_up"),
         ("self_attn.q_norm", "attn_q_norm"),
         ("self_attn.k_norm", "attn_k_norm"),
         ("self_attn.q_proj", "attn_q"),

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, anyhow};
 use doyen_runtime::{EngineError, FinishReason};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use session::{Reply, Session};
+use signal_hook::{consts::SIGINT, flag};
 use std::{
     io::IsTerminal,
     path::PathBuf,
@@ -63,8 +64,7 @@ impl Args {
         let mut model = Model::load(&self.model, 1)?;
         model.require_template()?;
         let interrupt = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&interrupt);
-        ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot handle Ctrl-C")?;
+        flag::register(SIGINT, Arc::clone(&interrupt)).context("cannot handle Ctrl-C")?;
         let options = Options {
             max_new_tokens: self.max_new_tokens.map(Into::into),
             sampling: self.sampling.over(&model.sampling),
