@@ -294,6 +294,25 @@ static inline uint32_t __cvta_generic_to_shared(const void* p) {
 // Static arrays lie beside the dynamic ones, before or after.
 static inline unsigned char* at_shared(uint32_t a) { return lanes::shared + (int32_t)a; }
 
+// A barrier in shared memory: who is missing, how many meet, the phase.
+struct EmulatedBarrier {
+    uint16_t missing, count;
+    uint32_t phase;
+};
+
+static inline void emulated_barrier_init(uint32_t at, unsigned count) {
+    *(EmulatedBarrier*)at_shared(at) = {(uint16_t)count, (uint16_t)count, 0};
+}
+static inline void emulated_barrier_arrive(uint32_t at) {
+    auto& b = *(EmulatedBarrier*)at_shared(at);
+    if (--b.missing == 0) b.missing = b.count, b.phase++;
+}
+static inline unsigned emulated_barrier_passed(uint32_t at, unsigned parity) {
+    if ((((EmulatedBarrier*)at_shared(at))->phase & 1) != parity) return 1;
+    lanes::yield();
+    return 0;
+}
+
 template <bool BRAIN>
 static float operand(unsigned word, bool high) {
     const uint16_t h = high ? word >> 16 : word & 0xffff;

@@ -24,6 +24,11 @@ INSTRUCTIONS = [
     ("fma.rn.bf16x2 ", "d = to_brain((double)brain_value(a) * brain_value(b) + brain_value(c)) | "
      "(u32)to_brain((double)brain_value(a >> 16) * brain_value(b >> 16) + brain_value(c >> 16)) << 16;"),
     ("lop3.b32 ", "d = (v & mask) | base;"),
+    ("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 ", "memcpy(v, p, 16);"),
+    ("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 ", "memcpy(v, p, 8);"),
+    ("mbarrier.init.", "emulated_barrier_init(at, count);"),
+    ("mbarrier.arrive.", "emulated_barrier_arrive(at);"),
+    (r"{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.", "passed = emulated_barrier_passed(at, parity);"),
     # Blocks run one after the other: a cluster of several has no emulation.
     ("mapa.shared::cluster.", "if (block) abort(); there = address;"),
     ("ld.shared::cluster.", "memcpy(&v, at_shared(there), 4);"),

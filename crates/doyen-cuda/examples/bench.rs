@@ -1,10 +1,12 @@
 //! Times experts and products on a card: chains of layers with their own random weights, so that no cache holds them, run
-//! as steps of a session. Prints time a layer and the rates that the bytes and operations it needs make of it.
+//! as steps of a session; and attention over long caches. Prints time a layer and the rates that the bytes and operations it needs
+//! make of it.
 //!
-//! Usage: bench [CUBIN_FOLDER [NAME...]]: names of what is timed, as 4/4, 2/4, 8/8 (widths of experts) and products, and
-//! numbers of tokens; all of it unless told.
+//! Usage: bench [CUBIN_FOLDER [NAME...]]: names of what is timed, as 4/4, 2/4, 8/8 (widths of experts), products and attention,
+//! and numbers of tokens; all of it unless told.
 
 mod graph;
+mod past;
 
 use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
 use doyen_graph::{device::Numerics, lowered::LValueId};
@@ -24,6 +26,9 @@ const BANK: Bank = Bank {
     fusion: Some(1),
     scales: DType::F16,
 };
+
+/// Steps of a shape that are run.
+const STEPS: usize = 40;
 
 /// Adds a layer that reads a value; what the next one reads.
 type Layer<'a> = &'a dyn Fn(&mut Build, LValueId) -> Result<LValueId>;
@@ -45,12 +50,14 @@ fn times(
     let mut session = session(device, &build.graph, most, Numerics::Fast)?;
     let mut medians = Vec::new();
     for &tokens in counts {
-        let given = inputs(&mut build, tokens)?;
+        // Few tokens leave room for the same experts in the card's cache: every step routes anew.
+        let sets = if tokens <= 64 { 12 } else { 2 };
+        let given = (0..sets).map(|_| inputs(&mut build, tokens)).collect::<Result<Vec<_>>>()?;
         let mut seconds = Vec::new();
         // The first steps of a shape are launched one by one, then recorded.
-        for i in 0..14 {
+        for i in 0..STEPS {
             let start = Instant::now();
-            step(session.as_mut(), tokens, &given)?;
+            step(session.as_mut(), tokens, &given[i % sets])?;
             if i >= 4 {
                 seconds.push(start.elapsed().as_secs_f64());
             }
@@ -102,7 +109,11 @@ fn main() -> Result<()> {
         if !wants(&format!("{}/{}", bits.0, bits.1)) {
             continue;
         }
-        let layer = |b: &mut Build, x: LValueId| b.experts(x, Bank { bits, ..BANK });
+        // Layers share their logits, so that a layer more is not an input more.
+        let layer = |b: &mut Build, x: LValueId| {
+            let logits = b.graph.inputs.get(1).copied().unwrap_or_else(|| b.input(experts));
+            b.routed(x, logits, Bank { bits, ..BANK })
+        };
         let found = seconds(&device, &experts_counts, hidden, &layer, (1, 5))?;
         for (&tokens, seconds) in experts_counts.iter().zip(found) {
             // Distinct experts of random routes, on average.
@@ -119,6 +130,9 @@ fn main() -> Result<()> {
                 operations / seconds / 1e12
             );
         }
+    }
+    if wants("attention") {
+        past::print(&device)?;
     }
     if !wants("products") {
         return Ok(());

@@ -70,15 +70,20 @@ struct PrepareParams {
     u32 node;
 };
 
+// Channels and rotations that a lane keeps in registers; more are read where they are used.
+#define KEPT_CHANNELS 4
+#define KEPT_ROTATIONS 2
+
 // A warp a head of a token; heads are those of q, then k, then v. Shared memory: 4 heads of the larger head size.
 extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid_constant__ PrepareParams p) {
-    in_order();
+    allow_next();
     extern __shared__ float lines[];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 kv = p.batch.kv_heads;
     u32 head = blockIdx.y * 4 + warp;
-    if (head >= p.heads + 2 * kv) return;
+    if (head >= p.heads + 2 * kv) return await_earlier();
     const u32 token = blockIdx.x;
+    // Tables of the step, weights of the norm and rotations are not written by earlier launches.
     const int sequence = p.batch.token_sequence[token];
     const int position = p.batch.past[sequence] + ((int)token - p.batch.first[sequence]);
     const bool is_q = head < p.heads, is_v = head >= p.heads + kv;
@@ -91,35 +96,61 @@ extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid
         head -= p.heads, from = p.k + token * p.k_stride + head * d;
     else
         head -= p.heads + kv, from = p.v + token * p.v_stride + head * d;
-
+    const u64 row = is_q ? 0 : cache_row(p.batch, sequence, head, position);
+    const bool norms = !is_v && p.q_norm, turns = !is_v && p.rotary_half;
+    const void* gamma = is_q ? p.q_norm : p.k_norm;
+    const u32 kind = is_q ? p.q_norm_float : p.k_norm_float, half = p.rotary_half;
+    float weight[KEPT_CHANNELS], cosine[KEPT_ROTATIONS], sine[KEPT_ROTATIONS], x[KEPT_CHANNELS];
+#pragma unroll
+    for (u32 i = 0; i < KEPT_CHANNELS; i++) weight[i] = norms && i * 32 + lane < d ? load_float(gamma, i * 32 + lane, kind) : 0.f;
+    i64 at = position;
+    auto rotations = [&]() {
+        const i64 known = at < 0 || at >= p.rotary_rows ? 0 : at;
+#pragma unroll
+        for (u32 i = 0; i < KEPT_ROTATIONS; i++) {
+            if (i * 32 + lane >= half) break;
+            cosine[i] = load_float(p.cos, known * half + i * 32 + lane, p.rotary_float);
+            sine[i] = load_float(p.sin, known * half + i * 32 + lane, p.rotary_float);
+        }
+    };
+    if (turns && !p.positions) rotations();
+    await_earlier();
+    if (turns && p.positions) {
+        at = p.positions[token];
+        rotations();
+    }
+#pragma unroll
+    for (u32 i = 0; i < KEPT_CHANNELS; i++) x[i] = i * 32 + lane < d ? from[i * 32 + lane] : 0.f;
     float squares = 0.f;
-    for (u32 c = lane; c < d; c += 32) {
-        float x = from[c];
-        line[c] = x;
-        squares += x * x;
+#pragma unroll
+    for (u32 i = 0; i < KEPT_CHANNELS; i++) squares += x[i] * x[i];
+    for (u32 c = KEPT_CHANNELS * 32 + lane; c < d; c += 32) {
+        const float v = from[c];
+        line[c] = v;
+        squares += v * v;
     }
-    if (!is_v && p.q_norm) {
-        float inv = 1.f / sqrtf(warp_sum(squares) / d + p.eps);
-        const void* gamma = is_q ? p.q_norm : p.k_norm;
-        u32 kind = is_q ? p.q_norm_float : p.k_norm_float;
-        for (u32 c = lane; c < d; c += 32) line[c] = line[c] * inv * load_float(gamma, c, kind);
-    }
+    const float inv = norms ? 1.f / sqrtf(warp_sum(squares) / d + p.eps) : 1.f;
+#pragma unroll
+    for (u32 i = 0; i < KEPT_CHANNELS; i++)
+        if (i * 32 + lane < d) line[i * 32 + lane] = norms ? x[i] * inv * weight[i] : x[i];
+    for (u32 c = KEPT_CHANNELS * 32 + lane; norms && c < d; c += 32) line[c] = line[c] * inv * load_float(gamma, c, kind);
     __syncwarp();
-    if (!is_v && p.rotary_half) {
-        i64 at = p.positions ? p.positions[token] : (i64)position;
+    if (turns) {
         if (at < 0 || at >= p.rotary_rows) {
             if (lane == 0) atomicMax(p.fault, (int)p.node);
             at = 0;
         }
-        u32 h = p.rotary_half;
-        for (u32 i = lane; i < h; i += 32) {
-            float cs = load_float(p.cos, at * h + i, p.rotary_float);
-            float sn = load_float(p.sin, at * h + i, p.rotary_float);
-            u32 i1 = p.interleaved ? 2 * i : i, i2 = p.interleaved ? 2 * i + 1 : h + i;
-            float x1 = line[i1], x2 = line[i2];
+        auto turn = [&](u32 i, float cs, float sn) {
+            const u32 i1 = p.interleaved ? 2 * i : i, i2 = p.interleaved ? 2 * i + 1 : half + i;
+            const float x1 = line[i1], x2 = line[i2];
             line[i1] = x1 * cs - x2 * sn;
             line[i2] = x1 * sn + x2 * cs;
-        }
+        };
+#pragma unroll
+        for (u32 i = 0; i < KEPT_ROTATIONS; i++)
+            if (i * 32 + lane < half) turn(i * 32 + lane, cosine[i], sine[i]);
+        for (u32 i = KEPT_ROTATIONS * 32 + lane; i < half; i += 32)
+            turn(i, load_float(p.cos, at * half + i, p.rotary_float), load_float(p.sin, at * half + i, p.rotary_float));
         __syncwarp();
     }
     if (is_q) {
@@ -128,7 +159,6 @@ extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid
         return;
     }
     const Store& s = is_v ? p.values : p.keys;
-    u64 row = cache_row(p.batch, sequence, head, position);
     if (s.kind <= KV_BF16)
         for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
     else if (s.kind == KV_I8_ROW) {
@@ -197,10 +227,45 @@ struct Tile {
 __device__ __forceinline__ u32 halves(u32 a, u32 b, bool high) { return __byte_perm(a, b, high ? 0x7632 : 0x5410); }
 
 template <class T, int D>
-__device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& at, float* memory, float* row_max,
+__device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& at, bool waits, float* memory, float* row_max,
                                             float* row_sum) {
     const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
     const u32 rows = at.queries * at.members;
+    uint4 keys[2][D / 32], values[2][2][D / 64];
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    const int* table = p.batch.pages + p.batch.table_start[at.sequence];
+    // A lot lies in one page, whose number is there before its keys are wanted.
+    auto page_of = [&](u32 k0) { return k0 < at.end ? (u32)table[k0 >> p.batch.page_shift] : 0; };
+    auto row_of = [&](u32 page, u32 k0) {
+        return (((u64)page * p.batch.kv_heads + at.kv_head) << p.batch.page_shift) + (k0 & ((1u << p.batch.page_shift) - 1));
+    };
+    const u32 own = at.begin + warp * LOT, step = ATTEND_THREADS / 32 * LOT;
+    u64 row = row_of(page_of(own), own);
+    u32 next_page = page_of(own + step);
+    auto load_keys = [&](u32 k0) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const uint4* from = (const uint4*)((const u16*)p.keys.rows + (row + j * 8 + g) * D + t * 8);
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) keys[j][c] = k0 + j * 8 + g < at.end ? from[c * 4] : none;
+        }
+    };
+    auto load_values = [&](u32 k0) {
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 key = j * 8 + 2 * t + i;
+                const uint4* from = (const uint4*)((const u16*)p.values.rows + (row + key) * D + g * 8);
+#pragma unroll
+                for (int c = 0; c < D / 64; c++) values[j][i][c] = k0 + key < at.end ? from[c * 8] : none;
+            }
+    };
+    // Keys of earlier steps are there before the launches that this one waits for.
+    const bool early = waits && own + LOT <= min(at.past, at.end);
+    if (early) load_keys(own), load_values(own);
+    if (waits) await_earlier();
+    if (!early && own < at.end) load_keys(own), load_values(own);
     u32 q[D / 32][2][4];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -227,26 +292,8 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
 #pragma unroll
     for (int h = 0; h < 2; h++) seen_at[h] = at.past + at.first + (g + 8 * h) / at.members;
 
-    for (u32 k0 = at.begin + warp * LOT; k0 < at.end; k0 += ATTEND_THREADS / 32 * LOT) {
-        // A lot lies in one page.
-        const u64 row = cache_row(p.batch, at.sequence, at.kv_head, k0);
-        const uint4 none = make_uint4(0, 0, 0, 0);
-        uint4 keys[2][D / 32], values[2][2][D / 64];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const uint4* from = (const uint4*)((const u16*)p.keys.rows + (row + j * 8 + g) * D + t * 8);
-#pragma unroll
-            for (int c = 0; c < D / 32; c++) keys[j][c] = k0 + j * 8 + g < at.end ? from[c * 4] : none;
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const u32 key = j * 8 + 2 * t + i;
-                const uint4* from = (const uint4*)((const u16*)p.values.rows + (row + key) * D + g * 8);
-#pragma unroll
-                for (int c = 0; c < D / 64; c++) values[j][i][c] = k0 + key < at.end ? from[c * 8] : none;
-            }
+    for (u32 k0 = own; k0 < at.end; k0 += step) {
+        const u32 next = k0 + step;
         float s[2][4];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -259,6 +306,8 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
                 T::mma(s[j], second, keys[j][c].z, keys[j][c].w);
             }
         }
+        row = row_of(next_page, next);
+        next_page = page_of(next + step);
         float largest[2] = {most[0], most[1]};
 #pragma unroll
         for (int j = 0; j < 2; j++)
@@ -311,11 +360,15 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
                 const u32 b1 = halves(word(values[1][0][c]), word(values[1][1][c]), j % 2);
                 T::mma(out[c * 8 + j], a, b0, b1);
             }
+        if (next < at.end) load_keys(next), load_values(next);
     }
-    // Warps one after the other: maxima, sums, outputs.
+    // Warps one after the other: maxima, sums, outputs. Column n of tile j of every 64 is channel 8 n + j; a row is stored tile by
+    // tile, 8 floats apart from the next, so that no two lanes meet in a bank.
+    constexpr u32 LINE = D + 8, WARPS = ATTEND_THREADS / 32;
     float* maxima = memory;
-    float* sums = maxima + ATTEND_THREADS / 32 * ROWS;
-    float* outs = sums + ATTEND_THREADS / 32 * ROWS;
+    float* sums = maxima + WARPS * ROWS;
+    float* outs = sums + WARPS * ROWS;
+    float* joined = outs + WARPS * ROWS * LINE;
     __syncthreads();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -327,26 +380,29 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
         for (int c = 0; c < D / 64; c++)
 #pragma unroll
             for (int j = 0; j < 8; j++)
-#pragma unroll
-                // Column n of tile j is channel 8 n + j.
-                for (int i = 0; i < 2; i++) outs[r * D + c * 64 + (2 * t + i) * 8 + j] = out[c * 8 + j][2 * h + i];
+                *(float2*)(outs + r * LINE + c * 64 + j * 8 + 2 * t) = make_float2(out[c * 8 + j][2 * h], out[c * 8 + j][2 * h + 1]);
     }
     __syncthreads();
-    // The rows of all warps, in the place of the first one's.
-    for (u32 i = tid; i < rows * D; i += ATTEND_THREADS) {
-        const u32 r = i / D, c = i % D;
-        float largest = -INF, o = 0.f, total = 0.f;
+    // What the outputs of each warp count.
+    if (tid < ROWS) {
+        float largest = -INF, total = 0.f;
 #pragma unroll
-        for (u32 w = 0; w < ATTEND_THREADS / 32; w++) largest = fmaxf(largest, maxima[w * ROWS + r]);
+        for (u32 w = 0; w < WARPS; w++) largest = fmaxf(largest, maxima[w * ROWS + tid]);
 #pragma unroll
-        for (u32 w = 0; w < ATTEND_THREADS / 32; w++) {
-            const float m = maxima[w * ROWS + r];
-            const float scale = m == -INF ? 0.f : __expf(m - largest);
-            o = fmaf(outs[(w * ROWS + r) * D + c], scale, o);
-            total = fmaf(sums[w * ROWS + r], scale, total);
+        for (u32 w = 0; w < WARPS; w++) {
+            const float m = maxima[w * ROWS + tid], scale = m == -INF ? 0.f : __expf(m - largest);
+            total = fmaf(sums[w * ROWS + tid], scale, total);
+            maxima[w * ROWS + tid] = scale;
         }
-        if (c == 0) row_max[r] = largest, row_sum[r] = total;
-        outs[r * D + c] = o;
+        row_max[tid] = largest, row_sum[tid] = total;
+    }
+    __syncthreads();
+    for (u32 i = tid; i < rows * D; i += ATTEND_THREADS) {
+        const u32 r = i / D, place = i % D;
+        float o = 0.f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) o = fmaf(outs[(w * ROWS + r) * LINE + place], maxima[w * ROWS + r], o);
+        joined[r * D + place / 64 * 64 + place % 8 * 8 + place % 64 / 8] = o;
     }
     __syncthreads();
 }
@@ -354,7 +410,7 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
 // Floats of shared memory: keys, values, queries, scores, outputs.
 //   PIECE * (dk + 1) + PIECE * dv + ROWS * dk + ROWS * (PIECE + 1) + ROWS * dv
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid_constant__ AttendParams p) {
-    in_order();
+    allow_next();
     extern __shared__ float memory[];
     const u32 dk = p.keys.head_size, dv = p.values.head_size;
     float* ks = memory;
@@ -390,13 +446,15 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
         if (mma) {
             const Tile part = {(u32)sequence, kv_head, (u32)tile.y, past, len, queries, first, member0, members, group, begin, end};
             if (p.keys.kind == KV_F16)
-                dk == 64 ? attend_tile<Half, 64>(p, part, memory, row_max, row_sum)
-                         : attend_tile<Half, 128>(p, part, memory, row_max, row_sum);
+                dk == 64 ? attend_tile<Half, 64>(p, part, member0 == 0, memory, row_max, row_sum)
+                         : attend_tile<Half, 128>(p, part, member0 == 0, memory, row_max, row_sum);
             else
-                dk == 64 ? attend_tile<Brain, 64>(p, part, memory, row_max, row_sum)
-                         : attend_tile<Brain, 128>(p, part, memory, row_max, row_sum);
-            out = memory + 2 * ATTEND_THREADS / 32 * ROWS;
-        }
+                dk == 64 ? attend_tile<Brain, 64>(p, part, member0 == 0, memory, row_max, row_sum)
+                         : attend_tile<Brain, 128>(p, part, member0 == 0, memory, row_max, row_sum);
+            // Behind what the warps left.
+            out = memory + ATTEND_THREADS / 32 * ROWS * (2 + dk + 8);
+        } else if (member0 == 0)
+            await_earlier();
         for (u32 i = tid; !mma && i < rows * dk; i += ATTEND_THREADS) {
             u32 r = i / dk, c = i % dk;
             u32 token = first + tile.y + r / members, head = kv_head * group + member0 + r % members;
@@ -482,29 +540,57 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
     }
 }
 
-// A block a head of a token: the splits in order.
+#define MOST_SPLITS 64  // `Splits::MOST` of attention.rs
+
+// A block a head of a token: the splits in order, all loads of a thread on their way at once.
 extern "C" __global__ void __launch_bounds__(128) attention_join(const __grid_constant__ AttendParams p) {
     in_order();
-    const u32 dv = p.values.head_size;
-    u64 at = (u64)blockIdx.x * p.heads + blockIdx.y;
+    __shared__ float shares[MOST_SPLITS];
+    const u32 dv = p.values.head_size, lane = threadIdx.x % 32;
+    const u64 at = (u64)blockIdx.x * p.heads + blockIdx.y;
     const float* part = p.part + at * p.splits * (dv + 2);
-    float largest = -INF;
-    for (u32 s = 0; s < p.splits; s++) largest = fmaxf(largest, part[s * (dv + 2)]);
-    float sink = p.sink ? p.sink[blockIdx.y] : 0.f;
-    const bool has_sink = p.sink || p.zero_sink;
-    if (has_sink) largest = fmaxf(largest, sink);
-    float base = largest == -INF ? 0.f : largest;
-    float sum = has_sink ? expf(sink - base) : 0.f;
-    for (u32 s = 0; s < p.splits; s++) {
-        float m = part[s * (dv + 2)];
-        if (m != -INF) sum += part[s * (dv + 2) + 1] * expf(m - base);
+    if (threadIdx.x < 32) {
+        float most[MOST_SPLITS / 32], sums[MOST_SPLITS / 32], largest = -INF, sum = 0.f;
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS / 32; i++) {
+            const u32 s = i * 32 + lane;
+            most[i] = s < p.splits ? part[s * (dv + 2)] : -INF;
+            sums[i] = s < p.splits ? part[s * (dv + 2) + 1] : 0.f;
+            largest = fmaxf(largest, most[i]);
+        }
+        largest = warp_max(largest);
+        const float sink = p.sink ? p.sink[blockIdx.y] : 0.f;
+        const bool has_sink = p.sink || p.zero_sink;
+        if (has_sink) largest = fmaxf(largest, sink);
+        // Nothing seen: any finite maximum will do.
+        const float base = largest == -INF ? 0.f : largest;
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS / 32; i++) {
+            most[i] = most[i] == -INF ? 0.f : expf(most[i] - base);
+            sum += sums[i] * most[i];
+        }
+        sum = warp_sum(sum) + (has_sink ? expf(sink - base) : 0.f);
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS / 32; i++) shares[i * 32 + lane] = most[i] / sum;
     }
+    // The first splits' values do not wait for the shares.
+    constexpr u32 FIRST = 8;
+    float first[FIRST];
+    const u32 c0 = min(threadIdx.x, dv - 1);
+#pragma unroll
+    for (u32 s = 0; s < FIRST; s++) first[s] = s < p.splits ? part[s * (dv + 2) + 2 + c0] : 0.f;
+    __syncthreads();
     for (u32 c = threadIdx.x; c < dv; c += 128) {
         float o = 0.f;
-        for (u32 s = 0; s < p.splits; s++) {
-            float m = part[s * (dv + 2)];
-            if (m != -INF) o = fmaf(part[s * (dv + 2) + 2 + c], expf(m - base), o);
-        }
-        p.y[at * dv + c] = o / sum;
+        // A split that saw nothing has no values.
+        auto add = [&](u32 s, float v) {
+            if (shares[s] != 0.f) o = fmaf(v, shares[s], o);
+        };
+#pragma unroll
+        for (u32 s = 0; s < FIRST; s++)
+            if (s < p.splits) add(s, c == threadIdx.x ? first[s] : part[s * (dv + 2) + 2 + c]);
+#pragma unroll 8
+        for (u32 s = FIRST; s < p.splits; s++) add(s, part[s * (dv + 2) + 2 + c]);
+        p.y[at * dv + c] = o;
     }
 }

@@ -372,6 +372,16 @@ __device__ __forceinline__ u32 masked(u32 v, u32 mask, u32 base) {
     return d;
 }
 
+// Codes that are read once; the 256 bytes around them come to the second-level cache with them.
+__device__ __forceinline__ void ahead16(u32 (&v)[4], const void* p) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "l"(p));
+}
+__device__ __forceinline__ void ahead8(u32 (&v)[2], const void* p) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(p));
+}
+
 // UNIT codes as UNIT / 2 pairs of code less zero point. Pair i holds the codes that `first` and `second` name.
 template <int W, int UNIT, class T>
 struct Unit {
@@ -402,6 +412,16 @@ struct Unit {
             u32 v = *p;
             word[0] = (v & 0xf) | (v & 0xf0) << 12;
         }
+    }
+
+    // As `load`; the 256 bytes around codes of 8 bytes and more come to the second-level cache with them.
+    __device__ __forceinline__ void load_ahead(const u8* p) {
+        if constexpr (BYTES == 16)
+            ahead16(word, p);
+        else if constexpr (BYTES == 8)
+            ahead8(word, p);
+        else
+            load(p);
     }
 
     __device__ __forceinline__ void zero() {

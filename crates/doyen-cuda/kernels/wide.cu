@@ -3,8 +3,9 @@
 //
 // Weights are the left operand, from registers: a lane of a warpgroup takes 16 codes of each of its two rows in every step of 64
 // columns, unpacks and scales them and never stores them. Activations, narrowed and in the order of the codes (`narrow_wide`),
-// are the right operand, in shared memory, brought by cp.async some steps ahead. float16 weights are kept 2^6 times too
-// large, as in tile.cu.
+// are the right operand, in shared memory. Warps of their own bring them, a step each in turn: what shows copies to the
+// tensor cores waits for all loads of a thread, and those that multiply have codes on their way. Warpgroups meet those warps alone, so
+// that one unpacks while another multiplies. float16 weights are kept 2^6 times too large, as in tile.cu.
 //
 // Where weight rows are too few for the card, blocks of a cluster share the columns of the same rows: each multiplies a run of
 // steps, and adds up its share of the sums from the shared memory of all.
@@ -14,10 +15,15 @@
 
 #include "doyen.cuh"
 
-#define ROWS 128     // weight rows of a block
-#define BK 64        // columns of a step
-#define THREADS 256  // two warpgroups
-#define STAGES 4     // of activations
+#define GROUP_ROWS 64     // weight rows of a warpgroup
+#define GROUP_THREADS 128
+#define BK 64             // columns of a step
+#define STAGES 8          // of activations
+#define BRINGING 4        // warps that bring them, a step each in turn
+
+// Warpgroups of a block: two, or four where there are blocks enough, which read activations half as often.
+#define LOW 2
+#define TALL 4
 
 // Mirrors `WideParams`.
 struct WideParams {
@@ -61,20 +67,17 @@ struct WideParams {
     "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
     "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
     "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-#define PLACES_128 \
+#define PLACES_96 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SUMS_128(c) \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_96(c) \
     "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
     "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
     "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), \
     "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), \
     "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), \
-    "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), \
-    "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), \
-    "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+    "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
 
 // c[64, N] += a[64, 16] b[16, N]: `a` as of mma.m16n8k16, 16 rows a warp; `b` in shared memory.
 template <int N>
@@ -103,11 +106,11 @@ __device__ __forceinline__ void wgmma<64>(float (&c)[32], const u32 (&a)[4], u64
 }
 
 template <>
-__device__ __forceinline__ void wgmma<128>(float (&c)[64], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma<96>(float (&c)[48], const u32 (&a)[4], u64 b) {
     if constexpr (OPERAND::EIGHT)
-        WGMMA(128, "%64, %65, %66, %67", "%68", "f16");
+        WGMMA(96, "%48, %49, %50, %51", "%52", "f16");
     else
-        WGMMA(128, "%64, %65, %66, %67", "%68", "bf16");
+        WGMMA(96, "%48, %49, %50, %51", "%52", "bf16");
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -164,54 +167,103 @@ struct Span {
 
 __device__ __forceinline__ u32 steps_of(const Weights& w) { return (w.cols + BK - 1) / BK; }
 
-// `x_row(r)` is where row r of the activations is.
-template <int N, class XRow>
-__device__ __forceinline__ void multiply(float (&c)[N / 2], const Weights& w, const Place& at, const Span& span, XRow x_row) {
-    constexpr int PIECES = (N * (BK / 8) + THREADS - 1) / THREADS;  // 16-byte pieces of x that a thread brings a step
+// ---- meetings ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+// Whether the phase of that parity is over.
+__device__ __forceinline__ bool barrier_passed(u32 at, u32 parity) {
+    u32 passed;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(passed)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return passed;
+}
+
+__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
+    while (!barrier_passed(at, parity)) {
+    }
+}
+
+// What a warp that brings activations does, the `turn`th of them: `place(r)` is where row r of them begins, in pieces of 16 bytes
+// from `x` on.
+template <int N, class Places>
+__device__ __forceinline__ void bring(u32 turn, u32 xs, u32 full, u32 empty, const u16* x, const Place& at, const Span& span,
+                                      Places place) {
+    static_assert(STAGES % BRINGING == 0);
+    const u32 lane = threadIdx.x % 32;
+    constexpr int PIECES = N / 4;  // of a lane in a step
+    u32 from[PIECES];
+    const u32 live = min(at.end - at.first, (u32)N);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const u32 r = lane / 8 + 4 * i;
+        from[i] = place(at.first + (r < live ? r : 0)) + lane % 8;
+    }
+    for (u32 step = turn; step < span.end - span.first; step += BRINGING) {
+        const u32 stage = step % STAGES, round = step / STAGES;
+        // The first round finds all stages empty.
+        if (round) barrier_wait(empty + stage * 8, (round - 1) % 2);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const u32 r = lane / 8 + 4 * i;
+            bring16(xs + stage * (N * BK * 2) + at16(r, lane % 8), (const uint4*)x + from[i] + (u64)(span.first + step) * (BK / 8), r < live);
+        }
+        cp_async_wait_all();
+        fence_async();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full + stage * 8);
+    }
+}
+
+// Products of a block's weight rows, as `at` has them, and activations. False in the warps that bring those.
+template <int N, int GROUPS, bool PLAIN, class Places>
+__device__ __forceinline__ bool multiplied(float (&c)[N / 2], const Weights& w, const u16* x, const Place& at, const Span& span,
+                                           Places place) {
+    constexpr u32 THREADS = GROUPS * GROUP_THREADS;
     constexpr int AHEAD = 2;  // steps of codes on their way
     constexpr float UP = OPERAND::EIGHT ? 64.f : 1.f;  // float16 keeps weights larger
     extern __shared__ __align__(1024) u8 memory[];
-    const u32 xs = shared_address(memory);
+    __shared__ u64 barriers[2 * STAGES];
+    const u32 xs = shared_address(memory), full = shared_address(barriers), empty = full + STAGES * 8;
     const u32 tid = threadIdx.x, t = tid % 4;
-
-    const u16* x_rows[PIECES];
-    bool x_live[PIECES];
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        u32 r = at.first + tid / 8 + i * (THREADS / 8);
-        x_live[i] = r < at.end && r < at.first + N;
-        x_rows[i] = x_row(x_live[i] ? r : at.first) + tid % 8 * 8;
+    if (tid < STAGES) barrier_init(full + tid * 8, 1), barrier_init(empty + tid * 8, THREADS / 32);
+    __syncthreads();
+    if (tid >= THREADS) {
+        bring<N>(tid / 32 - THREADS / 32, xs, full, empty, x, at, span, place);
+        return false;
     }
-    auto bring = [&](u32 step, u32 stage) {
-        if (step < span.end)
-#pragma unroll
-            for (int i = 0; i < PIECES; i++) {
-                const u32 r = tid / 8 + i * (THREADS / 8);
-                if (N % (THREADS / 8) && r >= N) continue;
-                bring16(xs + stage * (N * BK * 2) + at16(r, tid % 8), x_rows[i] + step * BK, x_live[i]);
-            }
-        cp_async_commit();
-    };
 
     const u8* codes[2];
-    u64 scales[2];
+    const u8* scales[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         codes[r] = w.codes + at.expert * w.codes_stride + (u64)at.row[r] * w.row_bytes + t * (2 * BITS);
-        scales[r] = at.expert * w.scales_stride + (u64)at.row[r] * w.blocks;
+        scales[r] = (const u8*)w.scales + (at.expert * w.scales_stride + (u64)at.row[r] * w.blocks) * (PLAIN || w.scale_float != F32 ? 2 : 4);
     }
-    const bool default_zero = w.zero_kind == ZERO_DEFAULT;
     auto load = [&](Step& s, u32 step) {
-        const u32 column = step * BK + t * RUN;
+        const u32 column = step * BK + t * RUN, block = column >> w.block_shift;
+        const bool live = column < w.cols && step < span.end;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             s.codes[r].zero();
-            s.scales[r] = 0, s.zeros[r] = 1u << (BITS - 1);
-            if (column >= w.cols || step >= span.end) continue;
-            s.codes[r].load(codes[r] + (u64)step * (8 * BITS));
-            const u64 scale = scales[r] + (column >> w.block_shift);
-            s.scales[r] = w.scale_float == F32 ? ((const u32*)w.scales)[scale] : ((const u16*)w.scales)[scale];
-            if (!default_zero) s.zeros[r] = (u32)weight_zero<BITS>(w, at.expert, at.row[r], column);
+            s.scales[r] = 0;
+            if constexpr (!PLAIN) s.zeros[r] = 1u << (BITS - 1);
+            if (!live) continue;
+            s.codes[r].load_ahead(codes[r] + step * (8 * BITS));
+            if constexpr (PLAIN)
+                s.scales[r] = ((const u16*)scales[r])[block];
+            else {
+                s.scales[r] = w.scale_float == F32 ? ((const u32*)scales[r])[block] : ((const u16*)scales[r])[block];
+                if (w.zero_kind != ZERO_DEFAULT) s.zeros[r] = (u32)weight_zero<BITS>(w, at.expert, at.row[r], column);
+            }
         }
     };
     // Left operands of the four k16 steps.
@@ -219,10 +271,10 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const Weights& w, co
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             u32 pairs[RUN / 2];
-            s.codes[r].pairs(pairs, s.zeros[r]);
+            s.codes[r].pairs(pairs, PLAIN ? 1u << (BITS - 1) : s.zeros[r]);
             const u32 stored = s.scales[r];
             const float scale = UP * (w.scale_float == F16 ? f16_to_f32((u16)stored)
-                                                           : __uint_as_float(w.scale_float == F32 ? stored : stored << 16));
+                                                           : __uint_as_float(!PLAIN && w.scale_float == F32 ? stored : stored << 16));
             const u32 both = OPERAND::pack(scale, scale);
 #pragma unroll
             for (int i = 0; i < RUN / 2; i++) {
@@ -240,34 +292,37 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], const Weights& w, co
     for (int i = 0; i < N / 2; i++) c[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) load(ahead[i], span.first + i);
-#pragma unroll
-    for (u32 i = 0; i < STAGES - 1; i++) bring(span.first + i, i);
-    u32 stage = 0;  // of the step
+    u32 stage = 0, round = 0;
     for (u32 step0 = span.first; step0 < span.end; step0 += AHEAD)
 #pragma unroll
         for (int set = 0; set < AHEAD; set++) {
             const u32 step = step0 + set;
             if (step >= span.end) break;
-            // The step before is done with its left operands and with its stage. Left operands that are defined while
-            // others are in use make warpgroup instructions wait for each other; the second block of a multiprocessor
-            // multiplies in the meantime.
-            wgmma_wait<0>();
             unpack(a, ahead[set]);
             load(ahead[set], step + AHEAD);
-            cp_async_wait<STAGES - 2>();
-            fence_async();
-            __syncthreads();
-            bring(step + STAGES - 1, stage ? stage - 1 : STAGES - 1);
+            barrier_wait(full + stage * 8, round);
             wgmma_fence();
             const u64 b = descriptor(xs + stage * (N * BK * 2));
 #pragma unroll
             for (int i = 0; i < BK / 16; i++) wgmma<N>(c, a[i], b + i * (32 >> 4));
             wgmma_commit();
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            // Left operands that are defined while others are in use make warpgroup instructions wait for each other; the other
+            // warpgroups multiply in the meantime.
+            wgmma_wait<0>();
+            if (tid % 32 == 0) barrier_arrive(empty + stage * 8);
+            if (++stage == STAGES) stage = 0, round ^= 1;
         }
-    wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] *= 1.f / UP;
+    return true;
+}
+
+template <int N, int GROUPS, class Places>
+__device__ __forceinline__ bool multiply(float (&c)[N / 2], const Weights& w, const u16* x, const Place& at, const Span& span,
+                                         Places place) {
+    // Default zero points and scales of 2 bytes.
+    if (w.zero_kind == ZERO_DEFAULT && w.scale_float != F32) return multiplied<N, GROUPS, true>(c, w, x, at, span, place);
+    return multiplied<N, GROUPS, false>(c, w, x, at, span, place);
 }
 
 // The rows of activations of a block: a tile of an expert, or of all rows. False where there is none.
@@ -283,22 +338,22 @@ __device__ __forceinline__ bool place(const WideParams& p, Place& at) {
     return true;
 }
 
-__device__ __forceinline__ const u16* row_of(const WideParams& p, u64 r) {
+// Where a row of activations begins, in pieces of 16 bytes.
+__device__ __forceinline__ u32 piece_of(const WideParams& p, u64 r) {
     if (p.x_div) r = (p.order ? (u32)p.order[r] : (u32)r) / p.x_div;
-    return p.x + r * p.x_stride;
+    return (u32)(r * p.x_stride / 8);
 }
 
-template <int N>
-__device__ __forceinline__ void product(const WideParams& p) {
-    Place at;
-    if (!place<N>(p, at)) return;
+template <int N, int GROUPS>
+__device__ __forceinline__ void product_of(const WideParams& p, Place& at) {
+    constexpr u32 ROWS = GROUPS * GROUP_ROWS;
     const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     u32 n[2];
     n[0] = blockIdx.x * ROWS + threadIdx.x / 32 * 16 + g, n[1] = n[0] + 8;
 #pragma unroll
     for (int h = 0; h < 2; h++) at.row[h] = n[h] < p.w.rows ? n[h] : 0;
     float c[N / 2];
-    multiply<N>(c, p.w, at, {0, steps_of(p.w)}, [&](u64 r) { return row_of(p, r); });
+    if (!multiply<N, GROUPS>(c, p.w, p.x, at, {0, steps_of(p.w)}, [&](u64 r) { return piece_of(p, r); })) return;
     float bias[2] = {0.f, 0.f};
     if (p.bias)
 #pragma unroll
@@ -315,6 +370,17 @@ __device__ __forceinline__ void product(const WideParams& p) {
             for (int h = 0; h < 2; h++)
                 if (n[h] < p.w.rows) y[n[h]] = c[4 * j + 2 * h + e] + bias[h];
         }
+}
+
+// The last tile of an expert may be half empty.
+template <int N, int GROUPS>
+__device__ __forceinline__ void product(const WideParams& p) {
+    Place at;
+    if (!place<N>(p, at)) return;
+    if (N == 96 && at.end - at.first <= 48)
+        product_of<48, GROUPS>(p, at);
+    else
+        product_of<N, GROUPS>(p, at);
 }
 
 // A product of several that share their activations.
@@ -341,6 +407,7 @@ struct SplitParams {
 // Products whose weight rows are too few for the card: the blocks of a cluster share the columns of the same rows.
 __device__ __forceinline__ void split_product(const SplitParams& p) {
     constexpr int N = SPLIT_ROWS;
+    constexpr u32 ROWS = LOW * GROUP_ROWS, THREADS = LOW * GROUP_THREADS;
     u32 block = blockIdx.x, which = 0;
     while (which + 1 < p.count && block >= p.parts[which].blocks) which++;
     if (which) block -= p.parts[which - 1].blocks;
@@ -354,18 +421,20 @@ __device__ __forceinline__ void split_product(const SplitParams& p) {
     for (int h = 0; h < 2; h++) at.row[h] = n[h] < w.rows ? n[h] : 0;
     float c[N / 2];
     const u32 steps = steps_of(w), split = gridDim.z, rank = blockIdx.z;
-    multiply<N>(c, w, at, {steps * rank / split, steps * (rank + 1) / split}, [&](u64 r) { return p.x + r * p.x_stride; });
+    const Span span = {steps * rank / split, steps * (rank + 1) / split};
+    const bool multiplies = multiply<N, LOW>(c, w, p.x, at, span, [&](u64 r) { return (u32)(r * p.x_stride / 8); });
     // The stages of activations have room for the sums of all threads; no warp reads them any more.
     extern __shared__ __align__(1024) u8 memory[];
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) ((float*)memory)[i * THREADS + threadIdx.x] = c[i];
+    for (int i = 0; i < N / 2; i++)
+        if (multiplies) ((float*)memory)[i * THREADS + threadIdx.x] = c[i];
     cluster_meet();
     float bias[2] = {0.f, 0.f};
     if (own.bias)
 #pragma unroll
         for (int h = 0; h < 2; h++) bias[h] = load_float(own.bias, at.row[h], own.bias_float);
-    for (u32 i = rank; i < N / 2; i += split) {
+    for (u32 i = rank; multiplies && i < N / 2; i += split) {
         float v = 0.f;
         for (u32 other = 0; other < split; other++) v += of_block(shared_address(memory) + (i * THREADS + threadIdx.x) * 4, other);
         const u32 r = at.first + i / 4 * 8 + 2 * t + i % 2, row = i / 2 % 2 ? n[1] : n[0];
@@ -382,10 +451,9 @@ __device__ __forceinline__ u32 wide_place(u32 i, u32 span) {
     return i / BK * BK + pair / 2 * 16 + pair % 2 * 8 + 2 * t + c % span / half;
 }
 
-template <int N>
-__device__ __forceinline__ void activated(const WideParams& p) {
-    Place at;
-    if (!place<N>(p, at)) return;
+template <int N, int GROUPS>
+__device__ __forceinline__ void activated_of(const WideParams& p, Place& at) {
+    constexpr u32 ROWS = GROUPS * GROUP_ROWS;
     const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
     const bool gated = p.act.gate != GATE_NONE;
     const u32 inter = gated ? p.w.rows / 2 : p.w.rows;
@@ -401,7 +469,7 @@ __device__ __forceinline__ void activated(const WideParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; h++) at.row[h] = value[h] < inter ? n[h] : 0;
     float c[N / 2];
-    multiply<N>(c, p.w, at, {0, steps_of(p.w)}, [&](u64 r) { return row_of(p, r); });
+    if (!multiply<N, GROUPS>(c, p.w, p.x, at, {0, steps_of(p.w)}, [&](u64 r) { return piece_of(p, r); })) return;
     float bias[2] = {0.f, 0.f};
     if (p.bias)
 #pragma unroll
@@ -425,33 +493,59 @@ __device__ __forceinline__ void activated(const WideParams& p) {
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) wide_48(const __grid_constant__ WideParams p) {
-    in_order();
-    product<48>(p);
+template <int N, int GROUPS>
+__device__ __forceinline__ void activated(const WideParams& p) {
+    Place at;
+    if (!place<N>(p, at)) return;
+    if (N == 96 && at.end - at.first <= 48)
+        activated_of<48, GROUPS>(p, at);
+    else
+        activated_of<N, GROUPS>(p, at);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_64(const __grid_constant__ WideParams p) {
+
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 2) wide_48(const __grid_constant__ WideParams p) {
     in_order();
-    product<64>(p);
+    product<48, LOW>(p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_128(const __grid_constant__ WideParams p) {
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 2) wide_64(const __grid_constant__ WideParams p) {
     in_order();
-    product<128>(p);
+    product<64, LOW>(p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_split(const __grid_constant__ SplitParams p) {
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 1) wide_96(const __grid_constant__ WideParams p) {
+    in_order();
+    product<96, LOW>(p);
+}
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 2) wide_split(const __grid_constant__ SplitParams p) {
     in_order();
     split_product(p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 3) wide_activated_48(const __grid_constant__ WideParams p) {
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 2) wide_activated_48(const __grid_constant__ WideParams p) {
     in_order();
-    activated<48>(p);
+    activated<48, LOW>(p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_64(const __grid_constant__ WideParams p) {
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 2) wide_activated_64(const __grid_constant__ WideParams p) {
     in_order();
-    activated<64>(p);
+    activated<64, LOW>(p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) wide_activated_128(const __grid_constant__ WideParams p) {
+extern "C" __global__ void __launch_bounds__(LOW * GROUP_THREADS + 32 * BRINGING, 1) wide_activated_96(const __grid_constant__ WideParams p) {
     in_order();
-    activated<128>(p);
+    activated<96, LOW>(p);
+}
+extern "C" __global__ void __launch_bounds__(TALL * GROUP_THREADS + 32 * BRINGING, 1) tall_64(const __grid_constant__ WideParams p) {
+    in_order();
+    product<64, TALL>(p);
+}
+extern "C" __global__ void __launch_bounds__(TALL * GROUP_THREADS + 32 * BRINGING, 1) tall_96(const __grid_constant__ WideParams p) {
+    in_order();
+    product<96, TALL>(p);
+}
+extern "C" __global__ void __launch_bounds__(TALL * GROUP_THREADS + 32 * BRINGING, 1) tall_activated_64(const __grid_constant__ WideParams p) {
+    in_order();
+    activated<64, TALL>(p);
+}
+extern "C" __global__ void __launch_bounds__(TALL * GROUP_THREADS + 32 * BRINGING, 1) tall_activated_96(const __grid_constant__ WideParams p) {
+    in_order();
+    activated<96, TALL>(p);
 }
 
 // Mirrors `NarrowWideParams`: rows of `cols` float32 numbers to the operand type, in the order of `wide_column`, zeros behind

@@ -104,8 +104,14 @@ impl Build {
     }
 
     /// Routing by logits that are an input of their own, then experts. The result has the shape of `x`.
+    #[allow(dead_code)] // not by every example
     pub fn experts(&mut self, x: LValueId, b: Bank) -> Result<LValueId> {
         let logits = self.input(b.experts);
+        self.routed(x, logits, b)
+    }
+
+    /// Routing by `logits`, then experts.
+    pub fn routed(&mut self, x: LValueId, logits: LValueId, b: Bank) -> Result<LValueId> {
         let of_routes = vec![Extent::Tokens(1), Extent::Fixed(b.k)];
         let ids = self.value(DType::I32, of_routes.clone());
         let mix = self.value(DType::F32, of_routes);

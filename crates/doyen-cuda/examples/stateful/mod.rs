@@ -32,6 +32,7 @@ const PAGES: usize = 4;
 const LIMIT: f64 = 2e-5;
 
 /// Comparisons that were made, and the largest share of the limit.
+#[derive(Default)]
 pub struct Outcome {
     pub run: usize,
     pub failed: usize,

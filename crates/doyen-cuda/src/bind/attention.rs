@@ -37,25 +37,40 @@ mod at {
 /// Rows of (query, head) of a tile, and keys it takes at a time: `ROWS` and `PIECE` of attention.cu.
 const ROWS: usize = 16;
 const PIECE: usize = 32;
-/// Keys of a split when one new token of each of `sequences` sequences is decoded, a multiple of `PIECE`: few sequences fill
-/// the card with shorter ones.
-pub(super) const fn split_keys(sequences: usize) -> usize {
-    match sequences {
-        0..=2 => 64,
-        3..=16 => 128,
-        _ => 256,
-    }
+
+/// How the keys of a step are split over blocks when one new token of each sequence is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Splits {
+    /// Blocks that share the keys of the longest sequence.
+    pub(crate) count: usize,
+    /// Keys of each, a multiple of `PIECE`.
+    pub(crate) keys: usize,
 }
 
-/// Splits of `longest` keys of each of `sequences` sequences: powers of two, so that few steps are of a shape of their own.
-const fn splits_of(sequences: usize, longest: usize) -> usize {
-    longest.div_ceil(split_keys(sequences)).next_power_of_two()
+impl Splits {
+    const ONE: Self = Self { count: 1, keys: 0 };
+    /// Blocks at most: `MOST_SPLITS` of attention.cu.
+    const MOST: usize = 64;
+
+    /// Of `longest` keys of each of `sequences` sequences: few sequences fill the card with short splits; long contexts take
+    /// longer ones where the card is full already. Powers of two, so that few steps are of a shape of their own.
+    const fn of(sequences: usize, longest: usize) -> Self {
+        let (mut keys, most) = match sequences {
+            0..=2 => (64, Self::MOST),
+            3..=16 => (128, 32),
+            _ => (256, 8),
+        };
+        while longest > keys * most {
+            keys *= 2;
+        }
+        Self { count: longest.div_ceil(keys).next_power_of_two(), keys }
+    }
 }
 
 /// The most places for what splits leave that a step of up to `sequences` sequences takes.
 pub(super) fn most_splits(sequences: usize, context: usize) -> usize {
     let all = [2, 16, sequences].into_iter().map(|n| n.min(sequences));
-    all.map(|n| n * splits_of(n, context)).max().unwrap_or(0)
+    all.map(|n| n * Splits::of(n, context).count).max().unwrap_or(0)
 }
 
 /// Queries of a tile: as many as share a key head's rows.
@@ -65,8 +80,8 @@ pub(crate) fn tile_queries(heads: usize, kv_heads: usize) -> usize {
 
 /// Blocks that share the keys of a step: several where every sequence has one new token, whose rows alone would leave the
 /// card idle.
-pub(crate) fn splits(step: &Step) -> usize {
-    if step.decode { splits_of(step.sequences, step.longest) } else { 1 }
+pub(crate) fn splits(step: &Step) -> Splits {
+    if step.decode { Splits::of(step.sequences, step.longest) } else { Splits::ONE }
 }
 
 struct AttentionKernel {
@@ -258,7 +273,7 @@ impl Kernel for AttentionKernel {
         let q = cx.scratch.at(0, self.queries(io.tokens))?;
         self.prepare(io, cx, (batch, keys, values), (q, number))?;
 
-        let splits = splits(cx.step);
+        let Splits { count: splits, keys: split_keys } = splits(cx.step);
         let part = if splits > 1 {
             cx.scratch.at(self.queries(io.tokens), self.parts(io.tokens, splits))?
         } else {
@@ -285,7 +300,7 @@ impl Kernel for AttentionKernel {
             causal: u32::from(self.op.causal),
             zero_sink: u32::from(self.op.smooth_softmax && self.sink.is_none()),
             splits: splits as u32,
-            split_keys: split_keys(cx.step.sequences) as u32,
+            split_keys: split_keys as u32,
             scale: self.op.scale,
             softcap: self.op.softcap,
         };
@@ -411,7 +426,7 @@ mod tests {
         for (limit, context) in [(1, 100), (5, 4096), (64, 8192), (300, 777)] {
             for sequences in 1..=limit {
                 for longest in [1, 64, 65, context / 2 + 1, context] {
-                    let places = sequences * splits_of(sequences, longest);
+                    let places = sequences * Splits::of(sequences, longest).count;
                     assert!(
                         places <= most_splits(limit, context),
                         "{sequences} x {longest} of {limit} x {context}"
@@ -419,7 +434,12 @@ mod tests {
                 }
             }
         }
-        assert_eq!((splits_of(1, 64), splits_of(1, 65), splits_of(64, 8192)), (1, 2, 32));
+        let of = |sequences, longest| {
+            let Splits { count, keys } = Splits::of(sequences, longest);
+            (count, keys)
+        };
+        assert_eq!((of(1, 64), of(1, 65), of(1, 4097)), ((1, 64), (2, 64), (64, 128)));
+        assert_eq!((of(64, 2048), of(64, 2049), of(64, 8192)), ((8, 256), (8, 512), (8, 1024)));
     }
 
     #[test]

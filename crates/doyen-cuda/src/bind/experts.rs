@@ -426,9 +426,7 @@ impl ExpertsKernel {
         way: Way,
     ) -> Result<Groups, CudaError> {
         let (routes, experts) = (tokens * self.k, self.experts);
-        let wide = self.fc3.is_none()
-            && self.fc1.kernels()?.wide().is_some()
-            && self.fc2.kernels()?.wide().is_some();
+        let wide = self.fc1.kernels()?.wide().is_some() && self.fc2.kernels()?.wide().is_some();
         let rows = match products::rows_grouped(routes, experts, way) {
             rows if wide => wide::rows_grouped(routes, experts, rows),
             rows => rows,

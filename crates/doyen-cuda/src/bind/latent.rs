@@ -3,7 +3,7 @@
 
 use super::{
     Binder, Context, Kernel,
-    attention::{most_splits, split_keys, splits},
+    attention::{Splits, most_splits, splits},
     cols, linear, ready,
 };
 use crate::{
@@ -113,7 +113,7 @@ impl LatentKernel {
         (q, sums, part): (Addr, Addr, Addr),
     ) -> Result<(), CudaError> {
         let functions = ready(self.functions.as_ref())?;
-        let (op, splits) = (&self.op, splits(cx.step));
+        let (op, Splits { count: splits, keys: split_keys }) = (&self.op, splits(cx.step));
         let (stored, _) = cx.caches.layer(op.slot)?;
         let (table_start, pages) = cx.step.tables[op.slot.group];
         let params = params::Latent {
@@ -140,7 +140,7 @@ impl LatentKernel {
             window: op.window.map_or(0, |w| u32::try_from(w).unwrap_or(0)),
             causal: u32::from(op.causal),
             splits: splits as u32,
-            split_keys: split_keys(cx.step.sequences) as u32,
+            split_keys: split_keys as u32,
             scale: op.scale,
             softcap: op.softcap,
         };
@@ -185,7 +185,7 @@ impl Kernel for LatentKernel {
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
         let functions = ready(self.functions.as_ref())?;
-        let (op, splits) = (&self.op, splits(cx.step));
+        let (op, splits) = (&self.op, splits(cx.step).count);
         let at = self.layout(io.tokens, if splits > 1 { io.tokens * splits } else { 0 });
         let q = cx.scratch.at(0, at.q)?;
         let sums = cx.scratch.at(at.q, at.sums)?;

@@ -24,7 +24,7 @@ mod stream;
 mod tests;
 mod wide;
 
-pub(crate) use attention::{splits, tile_queries};
+pub(crate) use attention::{Splits, splits, tile_queries};
 pub(crate) use normed::{ROUTED as ARRIVALS, groups, run as run_together};
 
 use crate::{

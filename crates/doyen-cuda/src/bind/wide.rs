@@ -15,14 +15,17 @@ use crate::{
 };
 use doyen_tensor::format::Bits;
 
-/// Weight rows of a block.
+/// Weight rows of a block of two warpgroups, and of one of four.
 const ROWS: usize = 128;
+const TALL_ROWS: usize = 256;
 /// Columns of a step.
 const STEP: usize = 64;
 /// Blocks of a cluster at most.
 const CLUSTER: usize = 8;
 /// Steps of activations in shared memory.
-const STAGES: usize = 4;
+const STAGES: usize = 8;
+/// Threads of a block beside those that multiply: they bring activations.
+const BRINGING: u32 = 128;
 
 /// Numbers of a row of narrowed activations: whole steps.
 pub(super) const fn line(cols: usize) -> usize {
@@ -30,7 +33,7 @@ pub(super) const fn line(cols: usize) -> usize {
 }
 
 /// Rows of activations of the tiles there are kernels for.
-const TILES: [usize; 3] = [48, 64, 128];
+const TILES: [usize; 3] = [48, 64, 96];
 
 /// Rows of a tile whose columns blocks share.
 pub(super) const SPLIT: usize = 64;
@@ -43,17 +46,27 @@ const fn shared(rows: usize) -> usize {
 /// Rows of a tile of `routes` routes to `experts` experts, of which tiles of `rows` are the best that other cards have: most
 /// experts with a share of 36 rows or fewer have no more than 48.
 pub(super) const fn rows_grouped(routes: usize, experts: usize, rows: usize) -> usize {
-    if rows == 64 && routes <= 36 * experts { TILES[0] } else { rows }
+    match rows {
+        64 if routes <= 36 * experts => TILES[0],
+        128 => TILES[2],
+        _ => rows,
+    }
 }
 
 /// The kernels of a bank, by the rows of a tile.
 pub(super) struct Wide {
     bits: Bits,
-    products: [Function; 3],
+    products: Entries,
     /// Blocks of a cluster share the columns of a tile of [`SPLIT`] rows.
     split: Function,
-    activated: [Function; 3],
+    activated: Entries,
     narrow: Function,
+}
+
+/// A kernel by the rows of a tile: blocks of two warpgroups, and of four for all tiles but the smallest.
+struct Entries {
+    low: [Function; 3],
+    tall: [Function; 2],
 }
 
 impl Wide {
@@ -64,15 +77,19 @@ impl Wide {
         if !module.is_for(gpu.arch()) {
             return Ok(None);
         }
-        let of = |entry, rows| gpu.function(module, entry, shared(rows));
+        let of = |entry: &str, rows: usize| gpu.function(module, entry, shared(rows));
+        let entries = |low: &str, tall: &str| -> Result<Entries, CudaError> {
+            let entry = |name: &str, rows: usize| of(&format!("{name}_{rows}"), rows);
+            let [least, tiles @ ..] = TILES;
+            Ok(Entries {
+                low: [entry(low, least)?, entry(low, tiles[0])?, entry(low, tiles[1])?],
+                tall: [entry(tall, tiles[0])?, entry(tall, tiles[1])?],
+            })
+        };
         Ok(Some(Self {
             bits,
-            products: [of("wide_48", 48)?, of("wide_64", 64)?, of("wide_128", 128)?],
-            activated: [
-                of("wide_activated_48", 48)?,
-                of("wide_activated_64", 64)?,
-                of("wide_activated_128", 128)?,
-            ],
+            products: entries("wide", "tall")?,
+            activated: entries("wide_activated", "tall_activated")?,
             split: of("wide_split", SPLIT)?,
             narrow: gpu.function(module, "narrow_wide", 0)?,
         }))
@@ -100,7 +117,11 @@ impl Wide {
             }
         }
         let params = params::Wide { gemm: params(g, job)?, y_span: 0, act: params::Activation::IDENTITY };
-        run(cx, &self.products, g, rows.div_ceil(ROWS), params)
+        // A matrix that fills the card with larger tiles reads its activations less often.
+        let large = Groups::none(g.routes, TILES[2]);
+        let enlarged = !g.is_grouped() && (g.rows > SPLIT || g.routes > SPLIT && is_tall(cx, &large, rows));
+        let g = if enlarged { &large } else { g };
+        run(cx, &self.products, g, rows, params)
     }
 
     /// How blocks that share columns multiply `m` rows; `None` where they fill the card no better. Activations come with the
@@ -120,7 +141,8 @@ impl Wide {
         let split = split(blocks * tiles, cols.div_ceil(STEP), cx.gpu.multiprocessors());
         let x_stride = line(cols) as u64;
         let params = params::Split { parts, x: Addr::NONE, x_stride, count: count as u32, m: m as u32 };
-        let grid = Grid::new([blocks, tiles, split], 256).shared(shared(SPLIT)).cluster();
+        let grid =
+            Grid::new([blocks, tiles, split], 2 * ROWS as u32 + BRINGING).shared(shared(SPLIT)).cluster();
         Ok((split > 1).then_some(Split { function: &self.split, params, grid }))
     }
 
@@ -152,10 +174,10 @@ impl Wide {
     ) -> Result<(), CudaError> {
         self.narrow(cx, (job.x, job.narrow), (job.x_rows, job.bank.cols()))?;
         let stride = line(next.1.cols());
-        let per_block = if act.gate == 0 { ROWS } else { ROWS / 2 };
+        let rows = if act.gate == 0 { stride } else { 2 * stride };
         let gemm = params::Gemm { x: job.narrow, y_stride: stride as u64, ..params(g, job)? };
         let params = params::Wide { gemm, y_span: stream::span(next.0.bits), act };
-        run(cx, &self.activated, g, stride.div_ceil(per_block), params)
+        run(cx, &self.activated, g, rows, params)
     }
 }
 
@@ -176,15 +198,24 @@ impl Split<'_> {
     }
 }
 
+/// Whether blocks of four warpgroups for `rows` weight rows fill the card: an eighth may be idle.
+fn is_tall(cx: &Context<'_>, g: &Groups, rows: usize) -> bool {
+    g.rows > TILES[0] && 8 * rows.div_ceil(TALL_ROWS) * g.tiles >= 7 * cx.gpu.multiprocessors()
+}
+
 fn run(
     cx: &Context<'_>,
-    functions: &[Function; 3],
+    entries: &Entries,
     g: &Groups,
-    blocks: usize,
+    rows: usize,
     params: params::Wide,
 ) -> Result<(), CudaError> {
-    let grid = Grid::new([blocks, g.tiles, 1], 256).shared(shared(g.rows));
-    let function = TILES.iter().zip(functions).find(|(rows, _)| **rows == g.rows);
+    let tall = is_tall(cx, g, rows);
+    let (functions, tiles, height): (&[Function], _, _) =
+        if tall { (&entries.tall, &TILES[1..], TALL_ROWS) } else { (&entries.low, &TILES[..], ROWS) };
+    let threads = 2 * height as u32 + BRINGING;
+    let grid = Grid::new([rows.div_ceil(height), g.tiles, 1], threads).shared(shared(g.rows));
+    let function = tiles.iter().zip(functions).find(|(rows, _)| **rows == g.rows);
     cx.gpu.launch(ready(function.map(|(_, f)| f))?, grid, params)
 }
 
@@ -217,6 +248,6 @@ mod tests {
         assert_eq!(rows_grouped(4096, 128, 64), 48);
         assert_eq!(rows_grouped(8192, 128, 64), 64);
         assert_eq!(rows_grouped(4096, 128, 8), 8);
-        assert_eq!(rows_grouped(32768, 128, 128), 128);
+        assert_eq!(rows_grouped(32768, 128, 128), 96);
     }
 }

@@ -208,7 +208,7 @@ struct CudaSession {
 struct Shape {
     tokens: usize,
     rows: usize,
-    splits: usize,
+    splits: crate::bind::Splits,
     choose: bool,
 }
 
