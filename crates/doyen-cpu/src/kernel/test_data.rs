@@ -16,6 +16,25 @@ pub(crate) fn noise(seed: u64, n: usize) -> Vec<f32> {
         .collect()
 }
 
+/// A small deterministic generator: proptest shrinks its seed and the shapes, not thousands of numbers.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    /// Numbers in -1 ..= 1.
+    pub(crate) fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| (self.next() % 20001) as f32 / 10000.0 - 1.0).collect()
+    }
+
+    pub(crate) fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.next() as u8).collect()
+    }
+}
+
 /// `x` stored in a float type.
 pub(crate) fn stored(ty: FloatType, x: &[f32]) -> Vec<u8> {
     match ty {

@@ -1,28 +1,16 @@
 //! The grouped feed-forward against a naive f64 one, and against itself in other company.
 
 use super::*;
-use crate::kernel::linear::{FloatMatrix, Orientation};
+use crate::kernel::{
+    linear::{FloatMatrix, Orientation},
+    test_data::{Rng, stored},
+};
 use doyen_tensor::{
     FloatType,
     format::{Bits, QuantMatrix, ZeroPoints},
 };
 use proptest::prelude::*;
 use std::num::NonZeroUsize;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-    fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| (self.next() % 2001) as f32 / 1000.0 - 1.0).collect()
-    }
-    fn f32_bytes(&mut self, n: usize) -> Vec<u8> {
-        self.floats(n).iter().flat_map(|v| v.to_le_bytes()).collect()
-    }
-}
 
 /// How a test projection is stored.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +31,11 @@ impl Matrices {
     fn new(rng: &mut Rng, experts: usize, rows: usize, cols: usize, store: Store) -> Self {
         let parts = (0..experts)
             .map(|_| {
-                let bias = rng.f32_bytes(rows);
+                let bias = stored(FloatType::F32, &rng.floats(rows));
                 match store {
-                    Store::Float => [rng.f32_bytes(rows * cols), Vec::new(), Vec::new(), bias],
+                    Store::Float => {
+                        [stored(FloatType::F32, &rng.floats(rows * cols)), Vec::new(), Vec::new(), bias]
+                    }
                     Store::Int { bits, block, zero } => {
                         let blocks = cols.div_ceil(block);
                         let mut bytes = |n: usize| -> Vec<u8> { (0..n).map(|_| rng.next() as u8).collect() };

@@ -1,45 +1,23 @@
 //! Every kernel against the f64 reference of the format, and against itself in other company.
 
 use super::*;
-use crate::kernel::quantize;
+use crate::kernel::{
+    quantize,
+    test_data::{Rng, stored},
+};
 use doyen_tensor::{
     FloatType,
     format::{Bits, QuantMatrix, ZeroPoints},
 };
-use half::{bf16, f16};
 use proptest::prelude::*;
 
 /// Token counts that meet every way through the tokens and every remainder of the tiles.
 const TOKENS: [usize; 8] = [1, 2, 3, 4, 5, 8, 17, 71];
 
-/// A small deterministic generator: proptest shrinks its seed and the shapes, not thousands of numbers.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-    fn float(&mut self) -> f32 {
-        (self.next() % 20001) as f32 / 10000.0 - 1.0
-    }
-    fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.float()).collect()
-    }
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.next() as u8).collect()
-    }
-}
-
+/// Values behind `lead` bytes.
 fn store(ty: FloatType, values: &[f32], lead: usize) -> Vec<u8> {
     let mut out = vec![0xFF; lead];
-    for &v in values {
-        match ty {
-            FloatType::F32 => out.extend(v.to_le_bytes()),
-            FloatType::F16 => out.extend(f16::from_f32(v).to_le_bytes()),
-            FloatType::BF16 => out.extend(bf16::from_f32(v).to_le_bytes()),
-        }
-    }
+    out.extend(stored(ty, values));
     out
 }
 
