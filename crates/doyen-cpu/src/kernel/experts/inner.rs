@@ -46,7 +46,8 @@ impl Inner<'_> {
         if self.experts.fc3.is_some() {
             bytes += self.bank.weights(Projection::Fc3, 0).bytes();
         }
-        each_chunk(pool, self.groups.active.len(), inter, bytes / inter, &|i, rows| {
+        let row = (bytes / inter, self.experts.fc1.format().rows_together());
+        each_chunk(pool, self.groups.active.len(), inter, row, &|i, rows| {
             let positions = self.groups.range(i);
             let tokens = &self.groups.token[positions.clone()];
             let chunk = Chunk { expert: self.groups.active[i] as usize, positions, tokens, rows };

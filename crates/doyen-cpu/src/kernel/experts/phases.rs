@@ -121,7 +121,8 @@ impl<'a> Plan<'a> {
     fn fc2(&self, pool: &Pool, bank: &dyn Bank, groups: &Groups<'_>, acts: &Prepared<'_>, y: &Output<'_>) {
         let (fc2, hidden) = (&self.experts.fc2, self.experts.shape.hidden);
         let row_bytes = bank.weights(Projection::Fc2, 0).bytes() / hidden;
-        each_chunk(pool, groups.active.len(), hidden, row_bytes, &|i, rows| {
+        let together = fc2.format().rows_together();
+        each_chunk(pool, groups.active.len(), hidden, (row_bytes, together), &|i, rows| {
             let expert = groups.active[i] as usize;
             let positions = groups.range(i);
             let weights = bank.weights(Projection::Fc2, expert);
@@ -171,15 +172,16 @@ fn group<'s>(
     Groups { active: &active[..n], bounds: &bounds[..=n], token, position }
 }
 
-/// Calls `f(i, rows)` for every active expert and every chunk of `0 .. rows`, over the pool.
+/// Calls `f(i, rows)` for every active expert and every chunk of `0 .. rows`, over the pool. Of a row there are the bytes, and
+/// how many belong together ([`linear::Format::rows_together`]).
 pub(super) fn each_chunk(
     pool: &Pool,
     active: usize,
     rows: usize,
-    row_bytes: usize,
+    (row_bytes, together): (usize, usize),
     f: &(dyn Fn(usize, Range<usize>) + Sync),
 ) {
-    let chunk = linear::chunk_rows(pool, active * rows, row_bytes).min(rows);
+    let chunk = linear::chunk_rows(pool, active * rows, row_bytes, together).min(rows);
     let chunks = rows.div_ceil(chunk);
     pool.for_each_dynamic(active * chunks, &|item| {
         let start = item % chunks * chunk;

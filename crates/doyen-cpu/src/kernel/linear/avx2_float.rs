@@ -234,8 +234,15 @@ fn column_tile<const TY: u8, const V: usize, const T: usize>(
         // SAFETY: `y` holds 8 * V numbers.
         std::array::from_fn(|v| unsafe { _mm256_loadu_ps(y.as_ptr().add(8 * v)) })
     });
+    let ahead = ks.len() * w.stride * size;
     for k in ks {
         let line = &w.values.bytes()[(k * w.stride + n) * size..][..8 * V * size];
+        if T == 1 {
+            // The same place of the next chunk's line, which is the next to be read here; one token waits for nothing else.
+            for at in (0..8 * V * size).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().wrapping_add(ahead + at).cast());
+            }
+        }
         // SAFETY: `line` holds 8 * V elements.
         let ws: [__m256; V] = std::array::from_fn(|v| unsafe { load8(ty, line.as_ptr().add(8 * v * size)) });
         for i in 0..T {

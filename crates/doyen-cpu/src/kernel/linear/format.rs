@@ -45,6 +45,14 @@ impl Format {
             Self::Int { cols, .. } | Self::Mini { cols, .. } | Self::Float { cols, .. } => cols,
         }
     }
+
+    /// Rows that are read together: of a matrix stored by columns, fewer are runs too short for a core's prefetchers.
+    pub(crate) const fn rows_together(self) -> usize {
+        match self {
+            Self::Float { orientation: Orientation::ColumnMajor, .. } => 512,
+            _ => 1,
+        }
+    }
 }
 
 impl fmt::Display for Format {

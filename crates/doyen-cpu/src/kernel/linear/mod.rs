@@ -204,7 +204,8 @@ pub fn run_all(pool: &Pool, parts: &[Option<Part<'_>>], x: &[f32], scratch: &mut
         return parts().for_each(|p| some_rows(p, 0..p.weights.rows()));
     }
     let rows: usize = parts().map(|p| p.weights.rows()).sum();
-    let chunk = chunk_rows(pool, rows, bytes / rows.max(1));
+    let together = parts().map(|p| p.linear.format.rows_together()).max().unwrap_or(1);
+    let chunk = chunk_rows(pool, rows, bytes / rows.max(1), together);
     let chunks = |p: &Part<'_>| p.weights.rows().div_ceil(chunk);
     pool.for_each_dynamic(parts().map(chunks).sum(), &|item| {
         let mut i = item;
@@ -218,12 +219,13 @@ pub fn run_all(pool: &Pool, parts: &[Option<Part<'_>>], x: &[f32], scratch: &mut
 }
 
 /// Rows of a matrix that a thread takes at a time, out of `rows` of `row_bytes` in all: enough bytes to amortise taking them, few
-/// enough for threads to finish together; whole tiles and whole cache lines of output.
-pub(crate) fn chunk_rows(pool: &Pool, rows: usize, row_bytes: usize) -> usize {
+/// enough for threads to finish together; whole tiles and whole cache lines of output. At least `together`
+/// ([`Format::rows_together`]), unless threads would have none then.
+pub(crate) fn chunk_rows(pool: &Pool, rows: usize, row_bytes: usize, together: usize) -> usize {
     let of_bytes = |bytes: usize| (bytes / row_bytes.max(1)).max(1);
     let by_share = rows.div_ceil(SHARE_CHUNKS * pool.threads());
     let chunk = by_share.clamp(of_bytes(MIN_CHUNK_BYTES), of_bytes(CHUNK_BYTES));
-    chunk.next_multiple_of(CHUNK_ROWS)
+    chunk.max(together.min(rows / pool.threads())).next_multiple_of(CHUNK_ROWS)
 }
 
 /// Prepares `tokens` rows of `x` into `scratch`, by the pool when they are enough.
