@@ -28,7 +28,7 @@ for target in "${targets[@]}"; do
     if [ -d "$shared" ]; then
         case $target in
         onnx_decode) seeds=("$shared/conformance/cases") ;;
-        manifest) find "$shared/goldens" -name genai_config.json | while read -r f; do
+        manifest) find "$shared/goldens" \( -name genai_config.json -o -name inference_metadata.yaml \) | while read -r f; do
             cp "$f" "$corpus/$(echo "$f" | md5sum | cut -c1-16)"
         done ;;
         chat_template) find "$shared/goldens" "$shared/models" -name chat_template.jinja | while read -r f; do

@@ -57,11 +57,20 @@ fn decoder_file(models: &Keys<'_>) -> Result<Option<String>, ManifestError> {
     for name in models.names() {
         let model = models.object(name)?;
         let is_decoder = name == "decoder" || model.string("type")?.as_deref() == Some("decoder");
-        if is_decoder { &mut decoders } else { &mut others }.extend(model.string("filename")?);
+        if is_decoder { &mut decoders } else { &mut others }.push((name, model.string("filename")?));
     }
     match (decoders.as_slice(), others.as_slice()) {
         ([], []) => Ok(None),
-        ([one], _) | ([], [one]) => Ok(Some(one.clone())),
+        // A decoder without a file among models that have one: theirs is not its.
+        ([(name, None)], others) if others.iter().any(|(_, file)| file.is_some()) => {
+            Err(ManifestError::Value {
+                file: INFERENCE_METADATA,
+                path: format!("pipeline.models.{name}.filename"),
+                expected: "the decoder's file",
+                found: "none".into(),
+            })
+        }
+        ([(_, file)], _) | ([], [(_, file)]) => Ok(file.clone()),
         (several, _) => Err(ManifestError::Value {
             file: INFERENCE_METADATA,
             path: "pipeline.models".into(),
@@ -93,6 +102,9 @@ mod tests {
         let file = |text: &str| parse(text.as_bytes()).map(|m| m.decoder.filename);
         let two = "pipeline:\n  models:\n    vision: {filename: v.onnx, type: encoder}\n    text: {filename: d.onnx, type: decoder}\n";
         assert_eq!(file(two).unwrap().as_deref(), Some("d.onnx"));
+        let e =
+            file("pipeline: {models: {d: {type: decoder}, v: {filename: v.onnx}}}").unwrap_err().to_string();
+        assert!(e.contains("pipeline.models.d.filename"), "{e}");
         assert_eq!(file("pipeline: {models: {m: {filename: a.onnx}}}").unwrap().as_deref(), Some("a.onnx"));
         let e = file("pipeline: {models: {m: {filename: a.onnx}, n: {filename: b.onnx}}}")
             .unwrap_err()

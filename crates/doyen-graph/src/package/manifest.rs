@@ -138,7 +138,15 @@ impl Default for Search {
 }
 
 impl Manifest {
-    /// Reads the file's bytes.
+    /// Reads the bytes of an `inference_metadata.yaml`, which mobius writes for onnx-genai.
+    ///
+    /// # Errors
+    /// When they are no YAML, more than any manifest, or a value has the wrong type (named by its path).
+    pub fn parse_inference_metadata(bytes: &[u8]) -> Result<Self, ManifestError> {
+        super::inference::parse(bytes)
+    }
+
+    /// Reads the bytes of a `genai_config.json`.
     ///
     /// # Errors
     /// When they are no JSON object, or a value has the wrong type (named by its path).

@@ -1,7 +1,7 @@
 //! Opens a package: manifest, model file, data files, tokenizer files, ports.
 
 use super::{
-    inference::{self, INFERENCE_METADATA},
+    inference::INFERENCE_METADATA,
     manifest::{MANIFEST, Manifest, ManifestError},
     ports::{self, PortError},
     source::{DataFiles, PackageSource, SourceError},
@@ -112,8 +112,6 @@ pub struct Draft {
     pub source: Arc<dyn PackageSource>,
     /// Its manifest; empty when it has none.
     pub manifest: Manifest,
-    /// The file it was read from.
-    pub manifest_file: Option<&'static str>,
     /// Name of the model file.
     pub model_file: String,
     /// The graph as decoded, with unknown operators in it.
@@ -128,7 +126,7 @@ impl Draft {
     /// # Errors
     /// When a file is missing or unreadable, or the manifest or the model file is not what it should be.
     pub fn read(source: Arc<dyn PackageSource>) -> Result<Self, PackageError> {
-        let (mut manifest, manifest_file) = manifest(source.as_ref())?;
+        let mut manifest = manifest(source.as_ref())?;
         let model_file = model_file(source.as_ref(), &manifest)?;
         let model = source.required(&model_file)?;
         let graph = decode(model, &DataFiles::beside(source.as_ref(), &model_file))
@@ -138,7 +136,7 @@ impl Draft {
         {
             manifest.read_generation(generation)?;
         }
-        Ok(Self { source, manifest, manifest_file, model_file, graph, text })
+        Ok(Self { source, manifest, model_file, graph, text })
     }
 
     /// Checks the graph and finds its ports.
@@ -192,15 +190,13 @@ impl Package {
     }
 }
 
-/// The manifest and its file: ONNX Runtime GenAI's where there is one, else onnx-genai's; an empty one without both.
-fn manifest(source: &dyn PackageSource) -> Result<(Manifest, Option<&'static str>), PackageError> {
+/// The manifest: ONNX Runtime GenAI's where there is one, else onnx-genai's; an empty one without both.
+fn manifest(source: &dyn PackageSource) -> Result<Manifest, PackageError> {
     if let Some(bytes) = source.file(MANIFEST)? {
-        return Ok((Manifest::parse(&bytes)?, Some(MANIFEST)));
+        return Ok(Manifest::parse(&bytes)?);
     }
-    match source.file(INFERENCE_METADATA)? {
-        Some(bytes) => Ok((inference::parse(&bytes)?, Some(INFERENCE_METADATA))),
-        None => Ok((Manifest::default(), None)),
-    }
+    let metadata = source.file(INFERENCE_METADATA)?;
+    Ok(metadata.map(|bytes| Manifest::parse_inference_metadata(&bytes)).transpose()?.unwrap_or_default())
 }
 
 /// The model file: the manifest's, or `model.onnx`, or the only one there is.

@@ -43,8 +43,8 @@ struct Builder {
     root: Option<Value>,
     /// With the anchor that names it, 0 for none.
     open: Vec<(Open, usize)>,
-    /// What anchors name, with how much it counts.
-    anchors: HashMap<usize, (Value, usize)>,
+    /// What anchors name, with how much it counts and how deep it is.
+    anchors: HashMap<usize, (Value, usize, usize)>,
     values: usize,
 }
 
@@ -66,8 +66,9 @@ impl Builder {
             },
             Event::Alias(anchor) => {
                 let found = self.anchors.get(&anchor);
-                let (value, values) = found.ok_or("an alias inside of what it names")?.clone();
+                let (value, values, depth) = found.ok_or("an alias inside of what it names")?.clone();
                 self.count(values)?;
+                self.deep(depth)?;
                 self.put(value, 0)
             }
             _ => Ok(()),
@@ -84,10 +85,18 @@ impl Builder {
 
     fn begin(&mut self, open: Open, anchor: usize) -> Result<(), String> {
         self.count(1)?;
-        if self.open.len() >= DEEPEST {
-            return Err(format!("values nested more than {DEEPEST} deep"));
-        }
+        self.deep(1)?;
         self.open.push((open, anchor));
+        Ok(())
+    }
+
+    /// Whether a value of `depth` can stand here.
+    fn deep(&self, depth: usize) -> Result<(), String> {
+        if self.open.len() + depth > DEEPEST {
+            return Err(format!(
+                "values nested more than {DEEPEST} deep, those that aliases stand for included"
+            ));
+        }
         Ok(())
     }
 
@@ -96,7 +105,7 @@ impl Builder {
             // A copy, counted as one: anchors without aliases must not double what a file may hold unseen.
             let values = values(&value);
             self.count(values)?;
-            self.anchors.insert(anchor, (value.clone(), values));
+            self.anchors.insert(anchor, (value.clone(), values, depth(&value)));
         }
         match self.open.last_mut() {
             None => self.root = Some(value),
@@ -124,6 +133,15 @@ fn values(value: &Value) -> usize {
         Value::Array(list) => list.iter().map(values).sum(),
         Value::Object(object) => object.iter().map(|(k, v)| 1 + k.len() / TEXT + values(v)).sum(),
         Value::String(text) => text.len() / TEXT,
+        _ => 0,
+    }
+}
+
+/// Lists and objects inside of each other.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
+        Value::Object(object) => 1 + object.values().map(depth).max().unwrap_or(0),
         _ => 0,
     }
 }
@@ -175,6 +193,13 @@ mod tests {
         }
         let e = read(bomb.as_bytes()).unwrap_err();
         assert!(e.contains("more than") && e.starts_with("line "), "{e}");
+        let mut deep = "- &a0 [x]\n".to_owned();
+        for i in 1..85 {
+            let (left, right) = ("[".repeat(60), "]".repeat(60));
+            writeln!(deep, "- &a{i} {left}*a{}{right}", i - 1).unwrap();
+        }
+        let e = read(deep.as_bytes()).unwrap_err();
+        assert!(e.contains("deep") && e.starts_with("line "), "{e}");
         let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), vec!["*a"; 1000].join(","));
         let e = read(long.as_bytes()).unwrap_err();
         assert!(e.contains("more than"), "{e}");
