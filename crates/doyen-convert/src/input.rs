@@ -4,6 +4,9 @@ use crate::{ConvertError, config::ModelConfig, gguf, manifest, source::Checkpoin
 use doyen_tensor::FloatType;
 use std::path::{Path, PathBuf};
 
+const HEAD: &str = "lm_head.weight";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// A model that can be converted.
 #[derive(Debug)]
 pub struct Input {
@@ -33,12 +36,20 @@ impl Input {
             let left = checkpoint.unwrap_text()?;
             notices.push(wrapper.told(&left));
             // Files say little and classes assume this and that: what is there decides.
-            config.head.tied = wrapper.tied.unwrap_or(true) && !checkpoint.has_head();
+            config.head.tied = wrapper.tied.unwrap_or(true);
         } else {
-            checkpoint.lift_text();
+            checkpoint.lift_text()?;
         }
         if let Some(quantization) = &config.quantization {
             checkpoint.compose(quantization)?;
+        }
+        if config.head.tied && checkpoint.contains(HEAD) {
+            config.head.tied = checkpoint.same_values(HEAD, EMBEDDING)?;
+            notices.push(if config.head.tied {
+                format!("{HEAD} holds what {EMBEDDING} holds, and is left out")
+            } else {
+                format!("{HEAD} differs from {EMBEDDING}, and is the head, whatever tie_word_embeddings says")
+            });
         }
         Ok(Self { path: path.to_owned(), config, checkpoint, files, notices, dtype: FloatType::F16 })
     }

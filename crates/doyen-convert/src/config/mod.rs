@@ -46,7 +46,7 @@ use crate::ConvertError;
 use std::path::Path;
 
 /// Bounds on what is allocated before any tensor has confirmed it: far above every released model.
-const MOST_LAYERS: usize = 1 << 14;
+pub(crate) const MOST_LAYERS: usize = 1 << 14;
 const MOST_POSITIONS: usize = 1 << 26;
 
 /// A decoder as `config.json` describes it.

@@ -44,6 +44,8 @@ pub struct Groups {
     pub bits: u8,
     /// Columns of a group; `None` for one group a row.
     pub group: Option<usize>,
+    /// Whether zero points may be left out, being in the middle.
+    pub symmetric: bool,
 }
 
 impl Quantization {
@@ -104,14 +106,15 @@ impl Quantization {
     }
 
     fn olive(q: &Fields) -> Result<Self, ConvertError> {
-        let common = Groups { bits: bits(q)?, group: group(q)? };
+        let common = Groups { bits: bits(q)?, group: group(q)?, symmetric: q.flag("symmetric", true)? };
         let mut overrides = BTreeMap::new();
         if let Some(all) = q.object("overrides")? {
             for name in all.names() {
                 let Some(own) = all.object(name)? else { continue };
                 let bits = if own.value("bits").is_some() { bits(&own)? } else { common.bits };
                 let group = if own.value("group_size").is_some() { group(&own)? } else { common.group };
-                overrides.insert(name.to_owned(), Groups { bits, group });
+                let symmetric = own.flag("symmetric", common.symmetric)?;
+                overrides.insert(name.to_owned(), Groups { bits, group, symmetric });
             }
         }
         Ok(Self::Olive { common, overrides })

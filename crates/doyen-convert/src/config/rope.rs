@@ -7,6 +7,8 @@ use super::Fields;
 use crate::ConvertError;
 use std::{f64::consts::PI, sync::Arc};
 
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 /// Types of layers that `rope_parameters` may hold an object for.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
@@ -328,15 +330,21 @@ impl RopeScaling {
         }
     }
 
-    /// The context length before stretching: beside the scaling's fields or among them, or else all of the context.
+    /// The context length before stretching, or else all of the context.
     fn original(config: &Fields, p: &Fields) -> Result<usize, ConvertError> {
-        const NAME: &str = "original_max_position_embeddings";
-        match (config.optional_size(NAME)?, p.optional_size(NAME)?) {
+        match Self::stated_original(config, p)? {
+            Some(n) => Ok(n),
+            None => config.size("max_position_embeddings"),
+        }
+    }
+
+    /// The context length before stretching: beside the scaling's fields `p` or among them.
+    pub(super) fn stated_original(config: &Fields, p: &Fields) -> Result<Option<usize>, ConvertError> {
+        match (config.optional_size(ORIGINAL)?, p.optional_size(ORIGINAL)?) {
             (Some(outer), Some(inner)) if outer != inner => {
-                Err(p.wrong(NAME, inner, format!("{outer}, as {NAME} beside it says")))
+                Err(p.wrong(ORIGINAL, inner, format!("{outer}, as {ORIGINAL} beside it says")))
             }
-            (Some(n), _) | (None, Some(n)) => Ok(n),
-            (None, None) => config.size("max_position_embeddings"),
+            (outer, inner) => Ok(outer.or(inner)),
         }
     }
 
@@ -356,7 +364,8 @@ impl RopeScaling {
 
     fn read_longrope(config: &Fields, p: &Fields, dim: usize) -> Result<Self, ConvertError> {
         let positions = config.size("max_position_embeddings")?;
-        let original = Self::original(config, p)?;
+        let original = Self::stated_original(config, p)?
+            .ok_or_else(|| p.wrong(ORIGINAL, "absent", "the positions that the short factors are for"))?;
         let stretch = positions as f64 / original as f64;
         // Implementations disagree about which of the two counts.
         if let Some(factor) = p.float("factor")?.filter(|f| (f / stretch - 1.0).abs() > 1e-6) {

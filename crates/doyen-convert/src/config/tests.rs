@@ -295,3 +295,56 @@ fn weights_that_are_always_renormalised() {
     let e = experts(false).unwrap_err().to_string();
     assert!(e.contains("norm_topk_prob is false"), "{e}");
 }
+
+#[test]
+fn patterns_of_letters_and_none() {
+    let experts = json!({"num_experts": 8, "num_experts_per_tok": 2});
+    for (architecture, more) in [("Exaone4ForCausalLM", json!({})), ("ExaoneMoeForCausalLM", experts)] {
+        let exaone = |pattern: Value| {
+            let mut changes = json!({"sliding_window": 8, "sliding_window_pattern": pattern});
+            changes.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            of(architecture, changes)
+        };
+        let last = exaone(json!("LLLL")).unwrap();
+        assert_eq!(windows(&last), [Some(8), Some(8), Some(8), None]);
+        assert!(last.attentions().all(|(_, a)| a.rope.is_some() == a.window.is_some()));
+        assert_eq!(windows(&exaone(json!(3)).unwrap()), [Some(8), Some(8), None, Some(8)]);
+        let e = exaone(Value::Null).unwrap_err().to_string();
+        assert!(e.contains("sliding_window_pattern is null"), "{e}");
+    }
+}
+
+#[test]
+fn windows_and_positions_of_ministral() {
+    let types = json!(["sliding_attention", "full_attention", "sliding_attention", "full_attention"]);
+    let ministral = |[outer, inner]: [Value; 2], types: Value| {
+        let rope = json!({
+            "rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": inner,
+        });
+        of(
+            "Ministral3ForCausalLM",
+            json!({
+                "rope_parameters": rope, "original_max_position_embeddings": outer, "sliding_window": 8,
+                "layer_types": types,
+            }),
+        )
+    };
+    for place in [[json!(32), Value::Null], [Value::Null, json!(32)]] {
+        let c = ministral(place, Value::Null).unwrap();
+        assert_eq!((c.max_positions, windows(&c)), (32, vec![Some(8); 4]));
+    }
+    let e = ministral([Value::Null, Value::Null], Value::Null).unwrap_err().to_string();
+    assert!(e.contains("rope_parameters.original_max_position_embeddings is absent"), "{e}");
+    let e = ministral([json!(32), Value::Null], types).unwrap_err().to_string();
+    assert!(e.contains("layer_types is"), "{e}");
+}
+
+#[test]
+fn short_factors_need_their_context() {
+    let factors = vec![1.0; 16];
+    let e = refusal(json!({"rope_scaling": {
+        "rope_type": "longrope", "short_factor": factors, "long_factor": factors
+    }}));
+    assert!(e.contains("rope_scaling.original_max_position_embeddings is absent"), "{e}");
+}

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ConvertError,
-    config::{Fields, WHOLE_NORMS},
+    config::{Fields, MOST_LAYERS, WHOLE_NORMS},
 };
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
@@ -78,9 +78,9 @@ pub(super) fn read(file: &GgufFile, arch: &Architecture) -> Result<Config, Conve
             fields.insert(field.into(), v);
         }
     }
-    // Files of models without a window say that it has no positions.
+    // Files of models without a window say that it has no positions. Not absent, which means what the family assumes.
     if fields.get("sliding_window") == Some(&json!(0)) {
-        fields.remove("sliding_window");
+        fields.insert("sliding_window".into(), Json::Null);
     }
     let (head_dim, rotated) = keys.head_dim(arch)?;
     fields.insert("head_dim".into(), head_dim.into());
@@ -260,6 +260,11 @@ impl Keys<'_> {
         let number =
             |name| Ok::<_, ConvertError>(self.number(name)?.and_then(|v| v.as_u64()).unwrap_or_default());
         let layers = number("block_count")?;
+        if self.number("attention.sliding_window")? == Some(json!(0)) {
+            // More layers than there may be are refused with the field that counts them.
+            let types = vec!["full_attention"; MOST_LAYERS.min(layers as usize)];
+            out.insert("layer_types".into(), types.into());
+        }
         let largest = LARGEST.iter().any(|(name, n)| *name == self.prefix && *n == layers);
         let scalar = match number("attention.head_count")? {
             heads if largest && heads > 0 => number("embedding_length")? / heads,

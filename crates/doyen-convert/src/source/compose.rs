@@ -57,8 +57,11 @@ impl Checkpoint {
                 Quantization::Olive { common, ref overrides } => {
                     name.clone_from(&module);
                     let of_module = module.strip_suffix(".weight").and_then(|m| overrides.get(m));
-                    let own = overrides.get(&module).or(of_module).copied();
-                    self.olive(&module, own.unwrap_or(common))?
+                    let mut expected = *overrides.get(&module).or(of_module).unwrap_or(&common);
+                    // Patterns are not matched: one of those that say so may mean this parameter.
+                    expected.symmetric |=
+                        overrides.iter().any(|(n, own)| n.starts_with("re:") && own.symmetric);
+                    self.olive(&module, expected)?
                 }
                 Quantization::Gptq { bits, group, shift } => self.gptq(&module, bits, group, shift)?,
                 Quantization::Awq { group } => self.awq(&module, group)?,
@@ -126,6 +129,10 @@ impl Checkpoint {
         let mut parts = vec![codes.part(), scales.part()];
         let zeros = format!("{name}_qzeros");
         let symmetric = !self.contains(&zeros);
+        if symmetric && !expected.symmetric {
+            let message = "not in the checkpoint, and quantization_config says symmetric: false";
+            return Err(ConvertError::tensor(&zeros, message));
+        }
         if !symmetric {
             let entry = self.remove(&zeros, &[Dtype::U8], rank)?;
             let width = (groups * usize::from(bits)).div_ceil(8);

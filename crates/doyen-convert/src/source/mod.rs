@@ -220,6 +220,37 @@ impl Checkpoint {
         self.is_renamed() || self.tensors.iter().any(packed)
     }
 
+    /// Whether two matrices hold the same numbers, whatever type they are stored in.
+    ///
+    /// # Errors
+    /// When one is absent, or has a value that is no number.
+    pub(crate) fn same_values(&self, a: &str, b: &str) -> Result<bool, ConvertError> {
+        /// Values that are compared at a time.
+        const CHUNK: usize = 1 << 20;
+        let place = |name: &str| {
+            self.tensors.get(name).ok_or_else(|| ConvertError::tensor(name, "not in the checkpoint"))
+        };
+        let entries = [place(a)?, place(b)?];
+        let [&[rows, cols], &[..]] = entries.map(|e| e.shape.as_slice()) else { return Ok(false) };
+        if entries[0].shape != entries[1].shape || entries.iter().any(|e| e.dtype.unread().is_some()) {
+            return Ok(false);
+        }
+        let step = (CHUNK / cols.max(1)).max(1);
+        let (x, y) = (Weight::new(a, entries[0], (rows, cols)), Weight::new(b, entries[1], (rows, cols)));
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for first in (0..rows).step_by(step) {
+            let chunk = first..rows.min(first + step);
+            left.clear();
+            right.clear();
+            x.read_rows(chunk.clone(), &mut left)?;
+            y.read_rows(chunk, &mut right)?;
+            if left != right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The shape of the tensor of this name.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| e.shape.as_slice())

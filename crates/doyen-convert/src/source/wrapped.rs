@@ -40,50 +40,60 @@ impl Checkpoint {
             );
             return Err(ConvertError::tensor(&embedding(&ALONE), message));
         };
-        let mut left = BTreeMap::new();
-        for (stored, mut entry) in std::mem::take(&mut self.tensors) {
-            let head = HEADS.iter().find_map(|h| stored.strip_prefix(h)).map(|rest| format!("{HEAD}{rest}"));
-            // Where nothing but their names keeps them apart, towers lie beside the text model's modules.
-            let inner = stored.strip_prefix(model).filter(|rest| model != ALONE || is_decoder(rest));
-            let Some(alone) = head.or_else(|| inner.map(|rest| format!("{ALONE}{rest}"))) else {
-                *left.entry(module(&stored)).or_default() += 1;
-                continue;
-            };
-            if alone != stored {
-                entry.stored_name = Some(stored.clone());
-            }
-            if let Some(other) = self.tensors.insert(alone.clone(), entry) {
-                let other = other.stored_name.unwrap_or(alone);
-                return Err(ConvertError::tensor(&stored, format!("is in the checkpoint as {other:?}, too")));
-            }
+        // Where nothing but their names keeps them apart, towers lie beside the text model's modules.
+        let all = model != ALONE;
+        let left = self.rename(|stored| alone(stored, model, all))?;
+        let mut modules = BTreeMap::new();
+        for stored in &left {
+            *modules.entry(module(stored)).or_default() += 1;
         }
-        Ok(left)
+        Ok(modules)
     }
 
     /// Puts a text model that is alone, but below another module's name or none, under the names that it should have. Other
     /// tensors keep theirs.
-    pub(crate) fn lift_text(&mut self) {
+    ///
+    /// # Errors
+    /// When a tensor is there twice.
+    pub(crate) fn lift_text(&mut self) -> Result<(), ConvertError> {
         let embedding = |model: &&str| self.tensors.contains_key(&format!("{model}{EMBEDDING}"));
-        let Some(&model) = [ALONE, NONE].iter().chain(&MODELS).find(|m| embedding(m)) else { return };
-        if model == ALONE {
-            return;
+        let Some(&model) = [ALONE, NONE].iter().chain(&MODELS).find(|m| embedding(m)) else { return Ok(()) };
+        if model != ALONE {
+            self.rename(|stored| {
+                Some(alone(stored, model, model != NONE).unwrap_or_else(|| stored.to_owned()))
+            })?;
         }
-        for (stored, mut entry) in std::mem::take(&mut self.tensors) {
-            let head = HEADS.iter().find_map(|h| stored.strip_prefix(h)).map(|rest| format!("{HEAD}{rest}"));
-            let inner = stored.strip_prefix(model).filter(|rest| model != NONE || is_decoder(rest));
-            let name = head.or_else(|| inner.map(|rest| format!("{ALONE}{rest}")));
-            let name = name.unwrap_or_else(|| stored.clone());
-            if name != stored {
-                entry.stored_name = Some(stored);
-            }
-            self.tensors.insert(name, entry);
-        }
+        Ok(())
     }
 
-    /// Whether it holds a head of its own.
-    pub(crate) fn has_head(&self) -> bool {
-        self.tensors.keys().any(|n| n.starts_with(HEAD))
+    /// Puts every tensor under the name that `new` gives it. Returns those without one, which are dropped.
+    fn rename(&mut self, new: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, ConvertError> {
+        let mut dropped = Vec::new();
+        for (stored, mut entry) in std::mem::take(&mut self.tensors) {
+            let Some(name) = new(&stored) else {
+                dropped.push(stored);
+                continue;
+            };
+            if name != stored {
+                entry.stored_name = Some(stored.clone());
+            }
+            if let Some(other) = self.tensors.insert(name.clone(), entry) {
+                let other = other.stored_name.unwrap_or(name);
+                return Err(ConvertError::tensor(&stored, format!("is in the checkpoint as {other:?}, too")));
+            }
+        }
+        Ok(dropped)
     }
+}
+
+/// The name that a tensor of a text model below `model` has when that is alone; `all` of what lies there belongs to it, or
+/// only what has a decoder's names.
+fn alone(stored: &str, model: &str, all: bool) -> Option<String> {
+    if let Some(rest) = HEADS.iter().find_map(|h| stored.strip_prefix(h)) {
+        return Some(format!("{HEAD}{rest}"));
+    }
+    let inner = stored.strip_prefix(model).filter(|rest| all || is_decoder(rest));
+    inner.map(|rest| format!("{ALONE}{rest}"))
 }
 
 /// Whether a module is a decoder's: its layers, its embedding, or a norm beside them.

@@ -312,6 +312,27 @@ fn long_factors_are_tensors() {
     assert!(e.contains("longrope") && e.contains("--long-context") && e.contains("default"), "{e}");
 }
 
+/// A window of no positions is none, whatever the family assumes where nothing is said.
+#[test]
+fn windows_of_nothing() {
+    for arch in ["gemma2", "gemma3"] {
+        let mut file = Gguf::of(&Checkpoint::llama(), arch);
+        for norm in ["post_attention_norm", "post_ffw_norm"] {
+            file.add_f32(&format!("blk.0.{norm}.weight"), &[32], &[1.0; 32]);
+        }
+        for norm in ["attn_q_norm", "attn_k_norm"].iter().filter(|_| arch == "gemma3") {
+            file.add_f32(&format!("blk.0.{norm}.weight"), &[16], &[1.0; 16]);
+        }
+        let slides = |file: &Gguf| {
+            let (place, _) = converted(file, &f32_options());
+            open(&place.package()).graph.nodes.iter().any(|n| format!("{n:?}").contains("local_window_size"))
+        };
+        assert!(slides(&file), "{arch}");
+        file.set(&format!("{arch}.attention.sliding_window"), Meta::U32(0));
+        assert!(!slides(&file), "{arch}");
+    }
+}
+
 #[test]
 fn several_files_are_one_model() {
     let whole = Gguf::of(&Checkpoint::qwen2_plain(), "qwen2");

@@ -329,6 +329,13 @@ fn mixed_widths_of_fused_experts_are_kept() {
         *part = (Dtype::U8, vec![EXPERTS, 64, 3], vec![0; EXPERTS * 64 * 3]);
     });
     assert!(e.contains("gate_up_proj_qzeros") && e.contains("expected 1 bytes"), "{e}");
+    let e = {
+        let mut stated = quantized.clone();
+        stated.config["quantization_config"]["overrides"] =
+            json!({format!("{experts}.down_proj"): {"bits": 8, "symmetric": false}});
+        write(&stated, &packed).convert(&options).unwrap_err().to_string()
+    };
+    assert!(e.contains("experts.down_proj_qzeros") && e.contains("symmetric: false"), "{e}");
     let e = change(&|t| drop(t.insert("model.norm.qweight".into(), (Dtype::U8, vec![1], vec![0]))));
     assert!(e.contains("model.norm.qweight") && e.contains("early releases"), "{e}");
 }

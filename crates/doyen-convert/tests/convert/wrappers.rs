@@ -62,6 +62,12 @@ fn a_text_model_alone_below_another_name() {
         let (inner_data, inner_model, _) = converted(&c.write());
         assert!(inner_data == data && inner_model == model, "{above:?}");
     }
+    let mut twice = alone.clone();
+    let embedding = twice.tensors.remove("model.embed_tokens.weight").unwrap();
+    twice.tensors.insert("embed_tokens.weight".into(), embedding);
+    twice.add("layers.0.input_layernorm.weight", &[32]);
+    let e = twice.write().refusal(&Options::default());
+    assert!(e.contains("\"layers.0.input_layernorm.weight\", too"), "{e}");
 }
 
 #[test]
@@ -85,6 +91,25 @@ fn wherever_the_text_model_lies() {
             assert!(told.contains(part), "{place:?}: {told}");
         }
     }
+}
+
+/// A head beside the embedding that it is tied to is read where it is another.
+#[test]
+fn tied_heads_that_are_stored() {
+    let untied = converted(&Checkpoint::llama().write()).0;
+    let mut c = Checkpoint::llama();
+    c.config["tie_word_embeddings"] = true.into();
+    let (data, _, report) = converted(&c.write());
+    assert!(
+        data == untied && report.notices.iter().any(|n| n.contains("lm_head.weight differs")),
+        "{report:?}"
+    );
+    let embedding = c.tensors["model.embed_tokens.weight"].clone();
+    c.tensors.insert("lm_head.weight".into(), embedding);
+    let (data, _, report) = converted(&c.write());
+    assert!(report.notices.iter().any(|n| n.contains("lm_head.weight holds what")), "{report:?}");
+    c.tensors.remove("lm_head.weight");
+    assert!(data == converted(&c.write()).0);
 }
 
 /// Heads are tied where there is none, whatever classes assume.

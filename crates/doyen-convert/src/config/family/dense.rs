@@ -3,7 +3,10 @@
 use super::{biased, biased_attention, plain, scaling_is_stated};
 use crate::{
     ConvertError,
-    config::{Attention, AttentionNames, Fields, Mlp, MlpNames, ModelConfig, QkNorm, Rope, Tensors, windows},
+    config::{
+        Attention, AttentionNames, Fields, Mlp, MlpNames, ModelConfig, QkNorm, Rope, RopeScaling, Tensors,
+        windows,
+    },
 };
 
 pub(super) fn llama(f: &Fields) -> Result<ModelConfig, ConvertError> {
@@ -20,14 +23,20 @@ pub(super) fn mistral(f: &Fields) -> Result<ModelConfig, ConvertError> {
     Ok(c)
 }
 
-/// Mistral, where queries grow with positions beyond `original_max_position_embeddings`, for which there is no operator.
+/// Windows in every layer where `sliding_window` is set. Queries grow with positions beyond
+/// `original_max_position_embeddings`, for which there is no operator.
 pub(super) fn ministral3(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let name = if f.value("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
     let params = f.object(name)?.ok_or_else(|| f.wrong("rope_parameters", "absent", "an object"))?;
     let grows = params.float("llama_4_scaling_beta")?.is_some_and(|beta| beta != 0.0);
-    let original = params.optional_size("original_max_position_embeddings")?;
+    let original = RopeScaling::stated_original(f, &params)?;
+    if grows && original.is_none() {
+        let expected = "a positive integer: queries grow beyond it (llama_4_scaling_beta)";
+        return Err(params.wrong("original_max_position_embeddings", "absent", expected));
+    }
     let f = &f.without(name, &["llama_4_scaling_beta", "max_position_embeddings"]);
-    let mut c = mistral(f)?;
+    let mut c = plain(f, Attention::read(f)?)?;
+    c.set_windows(&windows::all(f, c.layers.len())?);
     if let Some(original) = original.filter(|n| grows && *n < c.max_positions) {
         c.notices.push(format!(
             "the package's context is {original} positions (original_max_position_embeddings): beyond them queries grow by \

@@ -116,10 +116,12 @@ const FAMILIES: &[Family] = &[
 ];
 
 const OLMO3: &[(&str, Given)] = &[EPS5, ("rope_theta", Number(5e5)), ("sliding_window", Count(4096))];
-const EXAONE: &[(&str, Given)] = &[EPS5, ("sliding_window", Count(4096))];
+const EXAONE: &[(&str, Given)] =
+    &[EPS5, ("sliding_window", Count(4096)), ("sliding_window_pattern", Count(4))];
 const EXAONE_MOE: &[(&str, Given)] = &[
     EPS5,
     ("sliding_window", Count(4096)),
+    ("sliding_window_pattern", Count(4)),
     ("first_k_dense_replace", Count(1)),
     ("num_shared_experts", Count(1)),
     ("norm_topk_prob", Flag(true)),

@@ -59,27 +59,34 @@ pub(super) fn exaone4(f: &Fields) -> Result<ModelConfig, ConvertError> {
 }
 
 /// Windows of `sliding_window` where `layer_types` or `sliding_window_pattern` say so, a number or letters, and no rotation in
-/// the other layers.
+/// the other layers. The released code for letters has the last layer see everything, whatever its letter.
 pub(super) fn exaone_windows(f: &Fields, c: &mut ModelConfig) -> Result<(), ConvertError> {
+    const PATTERN: &str = "sliding_window_pattern";
     let layers = c.layers.len();
     if f.value("sliding_window").is_none() {
         // Read, so that it is known to say nothing.
-        let _ = f.value("sliding_window_pattern");
+        let _ = f.value(PATTERN);
         c.set_windows(&windows::none(f, layers)?);
         return Ok(());
     }
-    let letters = f.value("sliding_window_pattern").and_then(|v| v.as_str());
-    let pattern = match letters {
-        Some(p) if !p.is_empty() && p.bytes().all(|b| matches!(b, b'L' | b'G')) => {
-            p.bytes().map(|b| b == b'L').collect()
+    let slides: Vec<bool> = match f.value(PATTERN).and_then(|v| v.as_str()).map(str::as_bytes) {
+        Some(p) if !p.is_empty() && p.iter().all(|b| matches!(b, b'L' | b'G')) => {
+            (0..layers).map(|i| i + 1 < layers && p[i % p.len()] == b'L').collect()
         }
-        Some(p) => return Err(f.wrong("sliding_window_pattern", format!("{p:?}"), "letters L and G")),
-        None => {
-            let n = f.optional_size("sliding_window_pattern")?.unwrap_or(4).min(layers + 1);
-            (1..=n).map(|i| i < n).collect::<Vec<_>>()
+        Some(p) => {
+            let found = format!("{:?}", String::from_utf8_lossy(p));
+            return Err(f.wrong(PATTERN, found, "letters L and G"));
         }
+        None => match f.optional_size(PATTERN)? {
+            Some(n) => (0..layers).map(|i| !(i + 1).is_multiple_of(n)).collect(),
+            None if f.value("layer_types").is_some() => vec![false; layers],
+            None => {
+                let expected = "a number or letters, or layer_types: implementations disagree on null";
+                return Err(f.wrong(PATTERN, "null", expected));
+            }
+        },
     };
-    c.set_windows(&windows::by_layer(f, layers, |i| pattern[i % pattern.len()])?);
+    c.set_windows(&windows::by_layer(f, layers, |i| slides[i])?);
     for (_, attention) in c.attentions_mut().filter(|(_, a)| a.window.is_none()) {
         attention.rope = None;
     }
