@@ -24,7 +24,15 @@ impl Input {
     /// # Errors
     /// When it cannot be read, or holds something that no recipe implements.
     pub fn open(path: &Path) -> Result<Self, ConvertError> {
-        if gguf::is_gguf(path) { Self::open_gguf(path) } else { Self::open_folder(path) }
+        let file = |message: &str| Err(ConvertError::File { path: path.to_owned(), message: message.into() });
+        match path.metadata() {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => file("there is no such folder or file"),
+            _ if gguf::is_gguf(path) => Self::open_gguf(path),
+            Ok(found) if found.is_file() => file(
+                "expected a checkpoint's folder or a GGUF file, found another file; give the folder it is in",
+            ),
+            _ => Self::open_folder(path),
+        }
     }
 
     fn open_folder(path: &Path) -> Result<Self, ConvertError> {

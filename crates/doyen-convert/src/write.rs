@@ -98,6 +98,7 @@ fn write(
         return Err(ConvertError::Interrupted);
     }
     target.publish(staging)?;
+    report.notices.extend(target.left_over());
     report.fates = fates.finish();
     Ok(report)
 }

@@ -82,11 +82,30 @@ impl Target {
 
     /// A temporary folder beside the target, on the same device. Removed when dropped.
     pub(super) fn stage(&self) -> Result<TempDir, ConvertError> {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         tempfile::Builder::new()
-            .prefix(&format!(".{name}.part-"))
+            .prefix(&self.part_prefix())
             .tempdir_in(self.parent())
             .map_err(ConvertError::io("create a folder in", self.parent()))
+    }
+
+    /// What conversions to this target left beside it that were killed: a notice for each. Another one may be under way, so nothing is
+    /// removed.
+    pub(super) fn left_over(&self) -> Vec<String> {
+        let prefix = self.part_prefix();
+        let entries = fs::read_dir(self.parent()).into_iter().flatten().flatten();
+        let parts = entries.filter(|e| e.file_name().to_string_lossy().starts_with(&prefix));
+        let notice = |path: PathBuf| {
+            format!(
+                "{} is of a conversion that is under way or was killed; delete it in the latter case",
+                path.display()
+            )
+        };
+        parts.map(|e| notice(e.path())).collect()
+    }
+
+    /// How names of temporary folders begin.
+    fn part_prefix(&self) -> String {
+        format!(".{}.part-", self.path.file_name().unwrap_or_default().to_string_lossy())
     }
 
     /// Puts the staged folder in the target's place. A package that was there is moved aside first, and back if the

@@ -2,7 +2,7 @@
 
 use crate::common::{Checkpoint, Place};
 use doyen_convert::{
-    Options, Part, Progress, Step, Target, convert,
+    Input, Options, Part, Progress, Step, Target, convert,
     options::{Block, LayerOverride, Setting, Width},
 };
 use doyen_graph::{
@@ -303,4 +303,29 @@ fn an_interrupted_conversion_leaves_nothing() {
         !names.iter().any(|n| n.to_string_lossy().contains("part-") || place.package().ends_with(n)),
         "{names:?}"
     );
+}
+
+#[test]
+fn what_a_killed_conversion_left_is_named() {
+    let place = Checkpoint::qwen2().write();
+    let name = place.package().file_name().unwrap().to_string_lossy().into_owned();
+    let left = place.package().with_file_name(format!(".{name}.part-x1y2z3"));
+    fs::create_dir(&left).unwrap();
+    let report = place.convert(&Options::default()).unwrap();
+    assert!(
+        report.notices.iter().any(|n| n.contains(".part-x1y2z3") && n.contains("killed")),
+        "{:?}",
+        report.notices
+    );
+    assert!(left.is_dir());
+}
+
+#[test]
+fn what_is_no_checkpoint_is_named() {
+    let place = Checkpoint::qwen2().write();
+    let open = |path: &Path| Input::open(path).unwrap_err().to_string();
+    let e = open(&place.checkpoint().join("absent"));
+    assert!(e.contains("absent") && e.contains("no such folder"), "{e}");
+    let e = open(&place.checkpoint().join("config.json"));
+    assert!(e.contains("config.json") && e.contains("give the folder"), "{e}");
 }
