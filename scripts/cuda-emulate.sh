@@ -1,16 +1,33 @@
 #!/usr/bin/env bash
 # Operator cases on the CUDA kernels without a card, lane by lane on the host (tools/cuda-emulator).
 #
-# Usage: scripts/cuda-emulate.sh CASES [OPTIONS of doyen conformance]
+# Usage: scripts/cuda-emulate.sh [--release] CASES [OPTIONS of doyen conformance]
+#   --release  as an installed release runs: kernels from a folder beside the program, where there is no compiler, so that it fails
+#              when a kernel is asked for that releases do not have
 set -euo pipefail
+release=
+[ "${1:-}" != --release ] || { release=1; shift; }
 cases=$(realpath "${1:?folder of operator cases}")
 shift
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet -p doyen
-emulator=$target/cuda-emulator
+doyen=$target/debug/doyen
+mkdir -p "$target/cuda-emulator"
+emulator=$(realpath "$target/cuda-emulator")
 tools/cuda-emulator/build.sh "$emulator"
 # What was compiled is kept while kernels and emulator stay as they are.
 version=$(cat tools/cuda-emulator/* | sha256sum | cut -c1-16)
-export XDG_CACHE_HOME=$(realpath "$emulator")/cache-$version LD_LIBRARY_PATH=$(realpath "$emulator"):${LD_LIBRARY_PATH:-}
-"$target/debug/doyen" conformance "$cases" --backend cuda "$@"
+libraries=$emulator
+if [ -n "$release" ]; then
+    cargo build --quiet -p doyen-cuda --example compile
+    installed=$emulator/release-$version
+    mkdir -p "$installed"
+    LD_LIBRARY_PATH=$emulator "$target/debug/examples/compile" --cards 80 --package "$installed/kernels" | tail -1
+    "$target/debug/examples/compile" --cards 80 --check "$installed/kernels" > /dev/null
+    ln -f "$doyen" "$installed/doyen"
+    doyen=$installed/doyen libraries=$emulator/driver
+    mkdir -p "$libraries"
+    ln -f "$emulator/libcuda.so.1" "$libraries"
+fi
+XDG_CACHE_HOME=$emulator/cache-$version LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$doyen" conformance "$cases" --backend cuda "$@"

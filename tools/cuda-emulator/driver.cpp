@@ -2,7 +2,8 @@
 // module is a shared library, a launch runs at once. One card, whose architecture CUDA_EMULATOR_ARCH says (80 unless told).
 //
 // What a card would refuse is refused: more shared memory than was asked for, copies while a stream is recorded, more memory
-// than CUDA_EMULATOR_MEMORY bytes (4 GiB unless told).
+// than CUDA_EMULATOR_MEMORY bytes (4 GiB unless told). The file CUDA_EMULATOR_TAKEN says how many of them other processes have,
+// whenever that changes.
 
 #include <cstdint>
 #include <cstdio>
@@ -28,9 +29,26 @@ size_t setting(const char* name, size_t otherwise) {
 size_t arch() { return setting("CUDA_EMULATOR_ARCH", 80); }
 size_t total() { return setting("CUDA_EMULATOR_MEMORY", size_t(4) << 30); }
 
+size_t taken() {
+    const char* path = getenv("CUDA_EMULATOR_TAKEN");
+    FILE* file = path ? fopen(path, "r") : nullptr;
+    unsigned long long bytes = 0;
+    if (file && fscanf(file, "%llu", &bytes) != 1) bytes = 0;
+    if (file) fclose(file);
+    return bytes;
+}
+
 std::recursive_mutex one;
 std::map<uintptr_t, size_t> memory;
 size_t used;
+
+size_t unused() {
+    const size_t gone = used + taken();
+    return gone < total() ? total() - gone : 0;
+}
+
+// What a recorded step takes on the card.
+constexpr size_t GRAPH = 64 << 10;
 
 struct Kernel {
     void (*run)(const void*, const unsigned*, const unsigned*);
@@ -102,7 +120,7 @@ API cuMemAlloc_v2(uintptr_t* at, size_t n) {
     LOCKED;
     NOT_WHILE_CAPTURING;
     if (n == 0) return INVALID;
-    if (n > total() - used) return OUT_OF_MEMORY;
+    if (n > unused()) return OUT_OF_MEMORY;
     void* p = aligned_alloc(512, (n + 511) / 512 * 512);
     if (!p) return OUT_OF_MEMORY;
     memset(p, 0xff, n);
@@ -120,7 +138,7 @@ API cuMemFree_v2(uintptr_t at) {
 }
 API cuMemAllocAsync(uintptr_t* at, size_t n, void*) { return cuMemAlloc_v2(at, n); }
 API cuMemFreeAsync(uintptr_t at, void*) { return cuMemFree_v2(at); }
-API cuMemGetInfo_v2(size_t* free, size_t* all) { LOCKED; *all = total(), *free = total() - used; return SUCCESS; }
+API cuMemGetInfo_v2(size_t* free, size_t* all) { LOCKED; *all = total(), *free = unused(); return SUCCESS; }
 API cuMemHostAlloc(void** p, size_t n, unsigned) { *p = malloc(n); return SUCCESS; }
 API cuMemFreeHost(void* p) { free(p); return SUCCESS; }
 API cuMemsetD8_v2(uintptr_t at, unsigned char v, size_t n) { NOT_WHILE_CAPTURING; memset((void*)at, v, n); return SUCCESS; }
@@ -180,7 +198,11 @@ struct Config {
 API cuLaunchKernelEx(const Config* c, Kernel* k, void** params, void**) {
     LOCKED;
     const unsigned threads = c->block[0] * c->block[1] * c->block[2];
-    if ((int)c->shared > k->shared || threads == 0 || threads > 1024 || c->grid[1] > 65535 || c->grid[2] > 65535) return INVALID;
+    if ((int)c->shared > k->shared || threads == 0 || threads > 1024 || c->grid[1] > 65535 || c->grid[2] > 65535) {
+        fprintf(stderr, "refused: %u x %u x %u blocks of %u threads with %u bytes of %d\n", c->grid[0], c->grid[1], c->grid[2], threads,
+                c->shared, k->shared);
+        return INVALID;
+    }
     const char* p = (const char*)params[0];
     Launch l{k, {c->grid[0], c->grid[1], c->grid[2]}, {c->block[0], c->block[1], c->block[2]}, {p, p + k->size}};
     if (capturing)
@@ -193,7 +215,12 @@ API cuLaunchKernelEx(const Config* c, Kernel* k, void** params, void**) {
 API cuStreamBeginCapture_v2(void*, int) { LOCKED; capturing = new Graph; return SUCCESS; }
 API cuStreamEndCapture(void*, Graph** g) { LOCKED; *g = capturing, capturing = nullptr; return SUCCESS; }
 API cuStreamIsCapturing(void*, int* v) { *v = capturing ? 1 : 0; return SUCCESS; }
-API cuGraphInstantiateWithFlags(Graph** out, Graph* g, unsigned long long) { *out = new Graph(*g); return SUCCESS; }
+API cuGraphInstantiateWithFlags(Graph** out, Graph* g, unsigned long long) {
+    LOCKED;
+    if (GRAPH > unused()) return OUT_OF_MEMORY;
+    *out = new Graph(*g), used += GRAPH;
+    return SUCCESS;
+}
 API cuGraphUpload(Graph*, void*) { return SUCCESS; }
 API cuGraphLaunch(Graph* g, void*) {
     LOCKED;
@@ -201,7 +228,7 @@ API cuGraphLaunch(Graph* g, void*) {
     return SUCCESS;
 }
 API cuGraphDestroy(Graph* g) { delete g; return SUCCESS; }
-API cuGraphExecDestroy(Graph* g) { delete g; return SUCCESS; }
+API cuGraphExecDestroy(Graph* g) { LOCKED; delete g, used -= GRAPH; return SUCCESS; }
 
 API cuGetErrorName(int e, const char** s) {
     *s = e == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : e == CAPTURING ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : "CUDA_ERROR";

@@ -1,37 +1,69 @@
 //! Compiles every module for every supported card with the NVRTC that the loader finds, and prints what the kernels take.
 //! Needs no card. `scripts/cuda-compile.sh` runs it with the oldest and the newest NVRTC.
 //!
-//! Usage: compile [--jobs N] [--cards 80,90,120] [--package FOLDER] [FOLDER]: cubins are also written to FOLDER; with `--package`,
-//! cubins and PTX under the names by which a release finds them (`scripts/package.sh`).
+//! Usage: compile [--jobs N] [--cards 80,90,ptx] [--package FOLDER] [FOLDER]: cubins are also written to FOLDER; with `--package`,
+//! cubins and PTX under the names by which a release finds them (`scripts/package.sh`). What is there already
+//! is not compiled again.
+//! Usage: compile --check FOLDER [--cards 80,90,ptx]: whether every kernel is in the folder of a release, in machine code for every
+//! card and in PTX; what else is there is removed. Needs no NVRTC.
 
 use doyen_cuda::{
-    compile::{Compiler, PTX_ARCH, Packaged},
+    compile::{Compiler, Image, PTX_ARCHS, Packaged},
     module::{Arch, Module},
 };
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+/// What is compiled.
+#[derive(Clone, Copy)]
+enum Target {
+    Card(Arch),
+    /// PTX for the cards from one on.
+    Ptx(Arch),
+}
+
+/// Where it goes.
+#[derive(Default)]
+struct Out {
+    folder: Option<PathBuf>,
+    package: Option<Packaged>,
+}
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
-    let (mut jobs, mut folder) = (std::thread::available_parallelism().map_or(1, usize::from), None);
-    let (mut cards, mut package) = (Arch::SUPPORTED.to_vec(), None);
+    let mut jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let (mut cards, mut ptx, mut out, mut check) = (Arch::SUPPORTED.to_vec(), true, Out::default(), None);
     while let Some(arg) = args.next() {
-        if arg == "--jobs" {
-            jobs = args.next().and_then(|n| n.parse().ok()).unwrap_or(1);
-        } else if arg == "--cards" {
-            let wanted = args.next().unwrap_or_default();
-            cards.retain(|a| wanted.split(',').any(|w| w == format!("{}{}", a.major, a.minor)));
-        } else if arg == "--package" {
-            package = args.next().map(Packaged::new);
-        } else {
-            folder = Some(PathBuf::from(arg));
+        match arg.as_str() {
+            "--jobs" => jobs = args.next().and_then(|n| n.parse().ok()).unwrap_or(1),
+            "--cards" => {
+                let wanted = args.next().unwrap_or_default();
+                cards.retain(|a| wanted.split(',').any(|w| w == format!("{}{}", a.major, a.minor)));
+                ptx = wanted.split(',').any(|w| w == "ptx");
+            }
+            "--package" => out.package = args.next().map(Packaged::new),
+            "--check" => check = args.next().map(Packaged::new),
+            _ => out.folder = Some(PathBuf::from(arg)),
         }
+    }
+    let modules = |a: Arch| Module::all().into_iter().filter(move |m| m.is_for(a));
+    let mut work: Vec<(Module, Target)> =
+        cards.iter().flat_map(|&a| modules(a).map(move |m| (m, Target::Card(a)))).collect();
+    if ptx && (out.package.is_some() || check.is_some()) {
+        let portable = |a: Arch| modules(a).filter(|m| m.is_portable()).map(move |m| (m, Target::Ptx(a)));
+        work.extend(PTX_ARCHS.into_iter().flat_map(portable));
+    }
+    if let Some(packaged) = &check {
+        let mut failures = check_all(packaged, &work);
+        failures.extend(remove_others(packaged, &work).err());
+        return report(work.len(), &failures);
     }
     let compiler = match Compiler::load() {
         Ok(compiler) => compiler,
@@ -40,10 +72,6 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let work: Vec<(Module, Arch)> = cards
-        .iter()
-        .flat_map(|&a| Module::all().into_iter().filter(move |m| m.is_for(a)).map(move |m| (m, a)))
-        .collect();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lines = Mutex::new(vec![Vec::new(); work.len()]);
     std::thread::scope(|scope| {
@@ -51,13 +79,10 @@ fn main() -> ExitCode {
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&(module, arch)) = work.get(at) else { return };
-                    let result = one(compiler, module, arch, (folder.as_ref(), package.as_ref()));
-                    match result {
-                        Ok(text) => {
-                            lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[at] = text;
-                        }
-                        Err(e) => failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(e),
+                    let Some(&(module, target)) = work.get(at) else { return };
+                    match one(compiler, module, target, &out) {
+                        Ok(text) => lines.lock().unwrap_or_else(PoisonError::into_inner)[at] = text,
+                        Err(e) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(e),
                     }
                 }
             });
@@ -71,35 +96,42 @@ fn main() -> ExitCode {
     for line in lines.into_inner().unwrap_or_default().iter().flatten() {
         println!("{line}");
     }
-    let failures = failures.into_inner().unwrap_or_default();
-    for failure in &failures {
+    report(work.len(), &failures.into_inner().unwrap_or_default())
+}
+
+fn report(all: usize, failures: &[String]) -> ExitCode {
+    for failure in failures {
         eprintln!("error: {failure}");
     }
-    println!("{} of {} compiled", work.len() - failures.len(), work.len());
+    println!("{} of {all} are there", all - failures.len());
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Compiles one module; a line for each kernel.
-fn one(
-    compiler: Compiler,
-    module: Module,
-    arch: Arch,
-    (folder, package): (Option<&PathBuf>, Option<&Packaged>),
-) -> Result<Vec<String>, String> {
-    let compiled = compiler.compile(module, arch).map_err(|e| e.to_string())?;
-    for entry in module.entries() {
-        if !compiled.resources.iter().any(|r| r.entry == *entry) {
-            return Err(format!("{module} for {arch} has no kernel {entry}"));
-        }
+fn one(compiler: Compiler, module: Module, target: Target, out: &Out) -> Result<Vec<String>, String> {
+    if out.folder.is_none()
+        && let Some(package) = &out.package
+        && check(package, module, target).is_ok()
+    {
+        return Ok(Vec::new());
     }
-    if let Some(folder) = folder {
+    let arch = match (target, &out.package) {
+        (Target::Card(arch), _) => arch,
+        (Target::Ptx(arch), Some(package)) => {
+            let ptx = compiler.ptx(module, arch).map_err(|e| e.to_string())?;
+            write(&package.ptx(module, arch), &ptx)?;
+            return check(package, module, target).map(|()| Vec::new());
+        }
+        (Target::Ptx(_), None) => return Ok(Vec::new()),
+    };
+    let compiled = compiler.compile(module, arch).map_err(|e| e.to_string())?;
+    has_entries(module, arch, &compiled.cubin, b"\0")?;
+    if let Some(folder) = &out.folder {
         write(&folder.join(format!("{module}-{arch}.cubin")), &compiled.cubin)?;
     }
-    if let Some(package) = package {
+    if let Some(package) = &out.package {
         write(&package.cubin(module, arch), &compiled.cubin)?;
-        if arch == PTX_ARCH {
-            write(&package.ptx(module), &compiler.ptx(module, arch).map_err(|e| e.to_string())?)?;
-        }
+        check(package, module, target)?;
     }
     let line = |r: &doyen_cuda::compile::Resources| {
         format!(
@@ -108,6 +140,55 @@ fn one(
         )
     };
     Ok(compiled.resources.iter().map(line).collect())
+}
+
+fn check_all(packaged: &Packaged, work: &[(Module, Target)]) -> Vec<String> {
+    work.iter().filter_map(|&(module, target)| check(packaged, module, target).err()).collect()
+}
+
+/// Whether a release has a module as the program looks for it, with all its kernels.
+fn check(packaged: &Packaged, module: Module, target: Target) -> Result<(), String> {
+    let (Target::Card(arch) | Target::Ptx(arch)) = target;
+    for image in packaged.images(module, arch) {
+        match (image, target) {
+            (Image::Cubin(cubin), Target::Card(_)) => return has_entries(module, arch, &cubin, b"\0"),
+            (Image::Ptx(text), Target::Ptx(_)) => return has_entries(module, arch, text.as_bytes(), b"("),
+            _ => {}
+        }
+    }
+    Err(format!("{module} for {arch}: {} is not there", file(packaged, module, target).display()))
+}
+
+fn file(packaged: &Packaged, module: Module, target: Target) -> PathBuf {
+    match target {
+        Target::Card(arch) => packaged.cubin(module, arch),
+        Target::Ptx(arch) => packaged.ptx(module, arch),
+    }
+}
+
+/// Removes what a release before this one left: files that the program does not look for.
+fn remove_others(packaged: &Packaged, work: &[(Module, Target)]) -> Result<(), String> {
+    let known: HashSet<PathBuf> =
+        work.iter().map(|&(module, target)| file(packaged, module, target)).collect();
+    let failed = |e: std::io::Error| format!("{}: {e}", packaged.folder().display());
+    for entry in std::fs::read_dir(packaged.folder()).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if !known.contains(&path) {
+            std::fs::remove_file(&path).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the names of all kernels are in a compiled module, each with what ends a name there.
+fn has_entries(module: Module, arch: Arch, compiled: &[u8], end: &[u8]) -> Result<(), String> {
+    for entry in module.entries() {
+        let name = [entry.as_bytes(), end].concat();
+        if !compiled.windows(name.len()).any(|w| w == name) {
+            return Err(format!("{module} for {arch} has no kernel {entry}"));
+        }
+    }
+    Ok(())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {

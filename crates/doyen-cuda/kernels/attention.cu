@@ -15,6 +15,7 @@ __device__ __forceinline__ u32 scaled_row(u32 head_size) { return head_size + 4;
 struct Store {
     u8* rows;
     const float* scales;  // one, or one per head and channel
+    u8* lost;             // of codes without a scale of their own: whether a row was given a NaN, which no code is
     u32 kind;
     u32 per_channel;
     u32 head_size;
@@ -33,7 +34,7 @@ __device__ __forceinline__ float store_get(const Store& s, u64 row, u32 head, u3
     return (float)((int)code - 8) * scale;
 }
 
-// Nearest code, ties to even; a NaN becomes 0.
+// Nearest code, ties to even; a NaN becomes 0, and its row is noted as lost.
 __device__ __forceinline__ int store_code(const Store& s, u32 head, u32 c, float v) {
     float q = rintf(v / s.scales[s.per_channel ? head * s.head_size + c : 0]);
     float most = s.kind == KV_I8 ? 127.f : 7.f;
@@ -159,12 +160,19 @@ extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid
         return;
     }
     const Store& s = is_v ? p.values : p.keys;
+    bool bad = false;
+    if (s.kind > KV_BF16) {
+        for (u32 c = lane; c < d; c += 32) bad |= line[c] != line[c];
+        bad = __any_sync(0xffffffffu, bad);
+        if (s.lost && lane == 0) s.lost[row] = bad;
+    }
     if (s.kind <= KV_BF16)
         for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
     else if (s.kind == KV_I8_ROW) {
         float most = 0.f;
         for (u32 c = lane; c < d; c += 32) most = fmaxf(most, fabsf(line[c]));
-        const float scale = warp_max(most) / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
+        // A NaN makes the scale one, and with it the row.
+        const float scale = bad ? QUIET_NAN : warp_max(most) / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
         u8* own = s.rows + row * scaled_row(d);
         for (u32 c = lane; c < d; c += 32) {
             // Ties to even; a NaN becomes 0.
@@ -419,6 +427,7 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
     float* scores = qs + ROWS * dk;
     float* out = scores + ROWS * (PIECE + 1);
     __shared__ float row_max[ROWS], row_sum[ROWS], row_scale[ROWS];
+    __shared__ bool lost[PIECE];
 
     const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int2 tile = p.tiles[blockIdx.x];
@@ -475,6 +484,10 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
                 u32 key = i / dv, c = i % dv;
                 vs[i] = store_get(p.values, cache_row(p.batch, sequence, kv_head, k0 + key), kv_head, c);
             }
+            if (p.keys.lost && tid < n) {
+                const u64 row = cache_row(p.batch, sequence, kv_head, k0 + tid);
+                lost[tid] = p.keys.lost[row] | p.values.lost[row];
+            }
             __syncthreads();
             // A warp a row, a lane a key.
             for (u32 r = warp; r < rows; r += ATTEND_THREADS / 32) {
@@ -492,6 +505,7 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
                                 (tile.y + r / members) * p.bias_stride[2] + key * p.bias_stride[3];
                         s += key < p.bias_keys ? p.bias[b] : -INF;
                     }
+                    if (p.keys.lost && lost[lane]) s = QUIET_NAN;
                 }
                 float piece_max = warp_max(seen ? s : -INF);
                 float largest = fmaxf(row_max[r], piece_max);
@@ -511,7 +525,11 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
             for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) {
                 u32 r = i / dv, c = i % dv;
                 float o = out[i] * row_scale[r];
-                for (u32 key = 0; key < n; key++) o = fmaf(scores[r * (PIECE + 1) + key], vs[key * dv + c], o);
+                // What the row does not see may be a NaN, which a weight of 0 does not take away.
+                const u32 at = past + tile.y + r / members;
+                const u32 last = p.causal ? min(n, at + 1 > k0 ? at + 1 - k0 : 0u) : n;
+                u32 key = p.window && at + 1 > k0 + p.window ? at + 1 - k0 - p.window : 0;
+                for (; key < last; key++) o = fmaf(scores[r * (PIECE + 1) + key], vs[key * dv + c], o);
                 out[i] = o;
             }
         }

@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(128) embed(const __grid_constant__ 
 
 enum UnaryKind : u32 {
     U_ABS, U_CEIL, U_COS, U_ERF, U_EXP, U_FLOOR, U_GELU, U_GELU_TANH, U_LOG, U_NEG, U_RECIPROCAL, U_RELU, U_ROUND,
-    U_SIGMOID, U_SIGN, U_SIN, U_SOFTPLUS, U_SQRT, U_SWISH, U_TANH
+    U_SIGMOID, U_SIGN, U_SIN, U_SOFTPLUS, U_SQRT, U_SWISH, U_TANH, U_CLIP
 };
 
 // Mirrors `UnaryParams`.
@@ -148,9 +148,10 @@ struct UnaryParams {
     u64 n;
     u32 kind;
     float alpha;
+    float beta;
 };
 
-__device__ __forceinline__ float unary_value(u32 kind, float x, float alpha) {
+__device__ __forceinline__ float unary_value(u32 kind, float x, float alpha, float beta) {
     switch (kind) {
         case U_ABS: return fabsf(x);
         case U_CEIL: return ceilf(x);
@@ -171,6 +172,7 @@ __device__ __forceinline__ float unary_value(u32 kind, float x, float alpha) {
         case U_SOFTPLUS: return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x)));
         case U_SQRT: return sqrtf(x);
         case U_SWISH: return x * sigmoid(alpha * x);
+        case U_CLIP: x = x < alpha ? alpha : x; return x > beta ? beta : x;
         default: return tanhf(x);
     }
 }
@@ -178,18 +180,20 @@ __device__ __forceinline__ float unary_value(u32 kind, float x, float alpha) {
 extern "C" __global__ void __launch_bounds__(256) unary(const __grid_constant__ UnaryParams p) {
     in_order();
     for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < p.n; i += gridDim.x * 256ull)
-        p.y[i] = unary_value(p.kind, p.x[i], p.alpha);
+        p.y[i] = unary_value(p.kind, p.x[i], p.alpha, p.beta);
 }
 
 #define MAX_RANK 8
 
-enum BinaryKind : u32 { B_ADD, B_SUB, B_MUL, B_DIV, B_SILU_MUL };
+enum BinaryKind : u32 {
+    B_ADD, B_SUB, B_MUL, B_DIV, B_SILU_MUL, B_MIN, B_MAX, B_EQUAL, B_GREATER, B_GREATER_OR_EQUAL, B_LESS, B_LESS_OR_EQUAL
+};
 
 // Mirrors `BinaryParams`; strides in elements, 0 where an operand repeats.
 struct BinaryParams {
     const void* a;
     const void* b;
-    float* y;
+    float* y;   // bytes of comparisons
     u64 n;
     u64 a_stride[MAX_RANK];
     u64 b_stride[MAX_RANK];
@@ -220,9 +224,51 @@ extern "C" __global__ void __launch_bounds__(256) binary(const __grid_constant__
             case B_SUB: v = a - b; break;
             case B_MUL: v = a * b; break;
             case B_DIV: v = a / b; break;
-            default: v = a * sigmoid(a) * b;
+            case B_SILU_MUL: v = a * sigmoid(a) * b; break;
+            // A NaN stays one.
+            case B_MIN: v = a != a || a < b ? a : b; break;
+            case B_MAX: v = a != a || a > b ? a : b; break;
+            case B_EQUAL: v = a == b; break;
+            case B_GREATER: v = a > b; break;
+            case B_GREATER_OR_EQUAL: v = a >= b; break;
+            case B_LESS: v = a < b; break;
+            default: v = a <= b;
         }
-        p.y[i] = v;
+        if (p.kind < B_EQUAL)
+            p.y[i] = v;
+        else
+            ((u8*)p.y)[i] = v != 0.f;
+    }
+}
+
+// y = which ? a : b. Mirrors `ChooseParams`; strides in elements, 0 where an operand repeats.
+struct ChooseParams {
+    const u8* which;
+    const void* a;
+    const void* b;
+    float* y;
+    u64 n;
+    u64 which_stride[MAX_RANK];
+    u64 a_stride[MAX_RANK];
+    u64 b_stride[MAX_RANK];
+    u32 dims[MAX_RANK];
+    u32 rank;
+    u32 a_float;
+    u32 b_float;
+};
+
+extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ ChooseParams p) {
+    in_order();
+    for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < p.n; i += gridDim.x * 256ull) {
+        u64 rest = i, which = 0, ia = 0, ib = 0;
+        for (int d = (int)p.rank - 1; d >= 0; d--) {
+            const u64 c = rest % p.dims[d];
+            rest /= p.dims[d];
+            which += c * p.which_stride[d];
+            ia += c * p.a_stride[d];
+            ib += c * p.b_stride[d];
+        }
+        p.y[i] = p.which[which] ? load_float(p.a, ia, p.a_float) : load_float(p.b, ib, p.b_float);
     }
 }
 

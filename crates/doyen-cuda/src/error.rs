@@ -36,6 +36,12 @@ pub enum CudaError {
         /// What the driver said.
         reason: String,
     },
+    /// The card has no memory for something.
+    #[error("{what}: the card is out of memory")]
+    Memory {
+        /// What was tried.
+        what: String,
+    },
     /// NVRTC is not there.
     #[error(
         "no NVRTC: libnvrtc.so.13 was not found; install CUDA 13 or the Python package nvidia-cuda-nvrtc, and put the \

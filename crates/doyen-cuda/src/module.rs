@@ -149,6 +149,8 @@ pub enum Module {
     Route,
     /// Attention over paged caches.
     Attention,
+    /// Cuts, joins, reductions, choices, rotations.
+    Parts,
     /// Products of few rows, in float32.
     Gemv(Width),
     /// Products of up to 8 rows with codes, on the tensor cores.
@@ -186,7 +188,7 @@ pub enum Module {
 impl Module {
     /// Every module, with every variant.
     pub fn all() -> Vec<Self> {
-        let mut all = vec![Self::Pointwise, Self::Route, Self::Attention, Self::Sample];
+        let mut all = vec![Self::Pointwise, Self::Route, Self::Attention, Self::Parts, Self::Sample];
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Eight(b, o))));
@@ -208,6 +210,7 @@ impl Module {
             Self::Pointwise => ("pointwise.cu", include_str!("../kernels/pointwise.cu")),
             Self::Route => ("route.cu", include_str!("../kernels/route.cu")),
             Self::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
+            Self::Parts => ("parts.cu", include_str!("../kernels/parts.cu")),
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
             Self::Tile(..) => ("tile.cu", include_str!("../kernels/tile.cu")),
@@ -233,6 +236,7 @@ impl Module {
             Self::Pointwise
             | Self::Route
             | Self::Attention
+            | Self::Parts
             | Self::Sample
             | Self::State
             | Self::Gated
@@ -253,19 +257,25 @@ impl Module {
         }
     }
 
+    /// Whether it is made of instructions that later cards have as well, so that PTX of it is of use.
+    pub const fn is_portable(self) -> bool {
+        !matches!(self, Self::Wide(..))
+    }
+
     /// Whether there are such kernels for a card.
     pub const fn is_for(self, arch: Arch) -> bool {
-        !matches!(self, Self::Wide(..)) || (arch.major == 9 && arch.minor == 0)
+        self.is_portable() || (arch.major == 9 && arch.minor == 0)
     }
 
     /// Its kernels.
     pub const fn entries(self) -> &'static [&'static str] {
         match self {
             Self::Pointwise => {
-                &["normalize", "embed", "unary", "binary", "softmax", "select_rows", "transpose"]
+                &["normalize", "embed", "unary", "binary", "choose", "softmax", "select_rows", "transpose"]
             }
             Self::Route => &["route", "group", "activate_rows", "combine", "router"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
+            Self::Parts => &["copy_runs", "reduce", "top_k", "pick", "scatter", "rotate"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Eight(..) => &["eight", "eight_activated"],
             Self::Few(..) => &["few", "few_activated", "narrow"],
@@ -307,6 +317,7 @@ impl fmt::Display for Module {
             Self::Pointwise => f.write_str("pointwise"),
             Self::Route => f.write_str("route"),
             Self::Attention => f.write_str("attention"),
+            Self::Parts => f.write_str("parts"),
             Self::Sample => f.write_str("sample"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),

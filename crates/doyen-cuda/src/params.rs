@@ -13,10 +13,12 @@ use params;
 
 mod dense;
 mod latent;
+mod parts;
 mod state;
 
 pub(crate) use dense::{Expand, Mini, MiniExpand, MiniRouted, MiniTurn, Peak, Slice};
 pub(crate) use latent::{Absorb, Latent};
+pub(crate) use parts::{CopyRuns, Pick, Reduce, Rotate, Scatter, TopK};
 pub(crate) use state::{Conv, GatedAdd, GatedNorm, Gates, Linear, Spans};
 
 use crate::driver::{Addr, Params};
@@ -338,6 +340,7 @@ pub(crate) struct Unary {
     pub(crate) n: u64,
     pub(crate) kind: u32,
     pub(crate) alpha: f32,
+    pub(crate) beta: f32,
 }
 
 /// Extents that [`Binary`] has room for.
@@ -356,6 +359,24 @@ pub(crate) struct Binary {
     pub(crate) dims: [u32; MAX_RANK],
     pub(crate) rank: u32,
     pub(crate) kind: u32,
+    pub(crate) a_float: u32,
+    pub(crate) b_float: u32,
+}
+
+/// `ChooseParams` of pointwise.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Choose {
+    pub(crate) which: Addr,
+    pub(crate) a: Addr,
+    pub(crate) b: Addr,
+    pub(crate) y: Addr,
+    pub(crate) n: u64,
+    pub(crate) which_stride: [u64; MAX_RANK],
+    pub(crate) a_stride: [u64; MAX_RANK],
+    pub(crate) b_stride: [u64; MAX_RANK],
+    pub(crate) dims: [u32; MAX_RANK],
+    pub(crate) rank: u32,
     pub(crate) a_float: u32,
     pub(crate) b_float: u32,
 }
@@ -397,6 +418,7 @@ pub(crate) struct Transpose {
 pub(crate) struct Store {
     pub(crate) rows: Addr,
     pub(crate) scales: Addr,
+    pub(crate) lost: Addr,
     pub(crate) kind: u32,
     pub(crate) per_channel: u32,
     pub(crate) head_size: u32,
@@ -483,7 +505,9 @@ pub(crate) struct Sample {
     pub(crate) vocab: u32,
 }
 
-params!(Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Softmax, Select);
+params!(
+    Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Choose, Softmax, Select
+);
 params!(
     Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Wide, NarrowWide, Sample, Normed, Split, Router
 );
@@ -513,10 +537,12 @@ mod tests {
         assert_eq!(size_of::<Normed>(), 80 + 3 * 112 + 3 * 4 + 4);
         assert_eq!(size_of::<Split>(), 3 * 112 + 2 * 8 + 2 * 4);
         assert_eq!(size_of::<Sample>(), 3 * 8 + 4 + 4);
+        assert_eq!(size_of::<Unary>(), 3 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Binary>(), 4 * 8 + 16 * 8 + 8 * 4 + 4 * 4);
-        assert_eq!(size_of::<Store>(), 2 * 8 + 3 * 4 + 4);
+        assert_eq!(size_of::<Choose>(), 5 * 8 + 24 * 8 + 8 * 4 + 3 * 4 + 4);
+        assert_eq!(size_of::<Store>(), 3 * 8 + 3 * 4 + 4);
         assert_eq!(size_of::<Batch>(), 6 * 8 + 2 * 4);
-        assert_eq!(size_of::<Prepare>(), 56 + 32 + 32 + 10 * 8 + 3 * 8 + 9 * 4 + 4);
-        assert_eq!(size_of::<Attend>(), 56 + 32 + 32 + 6 * 8 + 4 * 8 + 10 * 4);
+        assert_eq!(size_of::<Prepare>(), 56 + 40 + 40 + 10 * 8 + 3 * 8 + 9 * 4 + 4);
+        assert_eq!(size_of::<Attend>(), 56 + 40 + 40 + 6 * 8 + 4 * 8 + 10 * 4);
     }
 }

@@ -108,6 +108,23 @@ pub enum DeviceError {
         /// How much.
         bytes: ByteCount,
     },
+    /// Memory that a program takes and that is not free any more, though it may have been when it was planned.
+    #[error(
+        "cannot allocate {bytes} for {what}: the program takes {needed} ({parts}), {free} are free; end what else uses the \
+         memory, or take less with a shorter context (--context), fewer sequences at once or a narrower cache (--kv-dtype)"
+    )]
+    NoRoom {
+        /// What for.
+        what: String,
+        /// How much.
+        bytes: ByteCount,
+        /// What the whole program takes.
+        needed: ByteCount,
+        /// The parts of that.
+        parts: String,
+        /// What it may take, nothing of it loaded.
+        free: ByteCount,
+    },
     /// A step that does not fit the program.
     #[error("{0}")]
     Step(String),

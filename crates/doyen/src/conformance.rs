@@ -15,8 +15,6 @@ use doyen_tensor::{ByteCount, DType, Tensor, TensorError};
 use std::sync::Arc;
 
 #[cfg(test)]
-mod nan;
-#[cfg(test)]
 mod tests;
 
 /// A device under test, in exact mode unless told otherwise.

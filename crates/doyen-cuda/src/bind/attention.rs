@@ -131,14 +131,20 @@ impl AttentionKernel {
         4 * tokens * self.op.heads * splits * (self.op.v_head_size + 2)
     }
 
-    fn store(&self, store: &Store, scales: Option<&Floats>, head_size: usize) -> params::Store {
-        params::Store {
+    fn store(
+        &self,
+        store: &Store,
+        scales: Option<&Floats>,
+        head_size: usize,
+    ) -> Result<params::Store, CudaError> {
+        Ok(params::Store {
             rows: store.addr(),
             scales: optional(scales).0,
+            lost: store.lost()?,
             kind: self.row.kind(),
             per_channel: u32::from(self.per_channel),
             head_size: head_size as u32,
-        }
+        })
     }
 
     /// Addresses and strides in elements of queries, keys and values as they arrive.
@@ -257,8 +263,8 @@ impl Kernel for AttentionKernel {
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, number: usize) -> Result<(), CudaError> {
         let functions = ready(self.functions.as_ref())?;
         let (stored_keys, stored_values) = cx.caches.layer(self.op.slot)?;
-        let keys = self.store(stored_keys, self.k_scale.as_ref(), self.op.head_size);
-        let values = self.store(stored_values, self.v_scale.as_ref(), self.op.v_head_size);
+        let keys = self.store(stored_keys, self.k_scale.as_ref(), self.op.head_size)?;
+        let values = self.store(stored_values, self.v_scale.as_ref(), self.op.v_head_size)?;
         let (table_start, pages) = cx.step.tables[self.op.slot.group];
         let batch = params::Batch {
             token_sequence: cx.step.token_sequence,

@@ -272,8 +272,8 @@ impl Dense {
             experts: s.experts as u32,
             tile_rows: rows as u32,
         };
-        // Eight routes a thread, or as many threads as a block may have.
-        let threads = routes.div_ceil(8).next_multiple_of(256).min(1024) as u32;
+        // Eight routes a thread, or as many threads as a block may have; some where no token has its logits wanted.
+        let threads = routes.div_ceil(8).next_multiple_of(256).clamp(256, 1024) as u32;
         cx.gpu.launch(
             &functions.group,
             Grid::new([s.experts, 1, 1], threads).shared(4 * s.experts),

@@ -1,4 +1,4 @@
-//! Element-wise operators on f32 values, and softmax over the last axis. Other types and axes are left to the
+//! Element-wise operators on f32 values, comparisons and choices between them, and softmax over the last axis. Other types and axes are left to the
 //! reference.
 
 use super::{Binder, Context, Kernel, cols, ready};
@@ -12,19 +12,21 @@ use crate::{
 };
 use doyen_graph::{
     device::DeviceError,
-    ops::{Op, arith, unary},
+    ops::{Op, arith, clip::Clip, compare::Compare, unary},
 };
+use doyen_tensor::DType;
 
 struct UnaryStep {
-    op: unary::Unary,
+    name: String,
     kind: u32,
-    alpha: f32,
+    /// What the kind takes.
+    parameters: [f32; 2],
     function: Option<Function>,
 }
 
 impl Kernel for UnaryStep {
     fn name(&self) -> String {
-        format!("{:?}", self.op).to_lowercase()
+        self.name.clone()
     }
 
     fn load(&mut self, gpu: &Gpu, _: &mut Uploads) -> Result<(), DeviceError> {
@@ -39,7 +41,8 @@ impl Kernel for UnaryStep {
             y: io.output(0)?,
             n: n as u64,
             kind: self.kind,
-            alpha: self.alpha,
+            alpha: self.parameters[0],
+            beta: self.parameters[1],
         };
         cx.gpu.launch(ready(self.function.as_ref())?, Grid::over(n), params)
     }
@@ -80,16 +83,22 @@ fn strides(dims: &[usize], out: &[usize]) -> Result<[u64; MAX_RANK], CudaError> 
     Ok(strides)
 }
 
-impl BinaryStep {
-    fn operand(&self, io: &Io<'_>, i: usize) -> Result<(Addr, u32, Vec<usize>), CudaError> {
-        match self.constants.get(i).and_then(Option::as_ref) {
-            Some(c) => {
-                let (addr, float) = optional(Some(&c.values));
-                Ok((addr, float, c.dims.clone()))
-            }
-            None => Ok((io.input(i)?, 0, io.input_dims(i))),
+/// Address, `FloatKind` and extents of operand `i`, which is `fixed` or a value of the step.
+fn operand(fixed: Option<&Fixed>, io: &Io<'_>, i: usize) -> Result<(Addr, u32, Vec<usize>), CudaError> {
+    match fixed {
+        Some(c) => {
+            let (addr, float) = optional(Some(&c.values));
+            Ok((addr, float, c.dims.clone()))
         }
+        None => Ok((io.input(i)?, 0, io.input_dims(i))),
     }
+}
+
+/// Extents as kernels take them.
+fn extents(out: &[usize]) -> [u32; MAX_RANK] {
+    let mut dims = [1; MAX_RANK];
+    dims.iter_mut().zip(out).for_each(|(d, &o)| *d = o as u32);
+    dims
 }
 
 impl Kernel for BinaryStep {
@@ -110,12 +119,12 @@ impl Kernel for BinaryStep {
     }
 
     fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
-        let ((a, a_float, a_dims), (b, b_float, b_dims)) = (self.operand(io, 0)?, self.operand(io, 1)?);
+        let [first, second] = &self.constants;
+        let (a, a_float, a_dims) = operand(first.as_ref(), io, 0)?;
+        let (b, b_float, b_dims) = operand(second.as_ref(), io, 1)?;
         let out = io.output_ref(0).map_or_else(Vec::new, |v| v.dims(io.tokens, io.rows));
         let n = io.output_numel(0);
         let plain = a_dims == out && b_dims == out;
-        let mut dims = [1; MAX_RANK];
-        dims.iter_mut().zip(&out).for_each(|(d, &o)| *d = o as u32);
         let params = params::Binary {
             a,
             b,
@@ -123,9 +132,55 @@ impl Kernel for BinaryStep {
             n: n as u64,
             a_stride: strides(&a_dims, &out)?,
             b_stride: strides(&b_dims, &out)?,
-            dims,
+            dims: extents(&out),
             rank: if plain { 0 } else { out.len() as u32 },
             kind: self.kind,
+            a_float,
+            b_float,
+        };
+        cx.gpu.launch(ready(self.function.as_ref())?, Grid::over(n), params)
+    }
+}
+
+struct ChooseStep {
+    constants: [Option<Fixed>; 2],
+    function: Option<Function>,
+}
+
+impl Kernel for ChooseStep {
+    fn name(&self) -> String {
+        "where".into()
+    }
+
+    fn resident(&self) -> usize {
+        self.constants.iter().flatten().map(|c| c.values.bytes()).sum()
+    }
+
+    fn load(&mut self, gpu: &Gpu, constants: &mut Uploads) -> Result<(), DeviceError> {
+        for c in self.constants.iter_mut().flatten() {
+            c.values.upload(gpu, constants)?;
+        }
+        self.function = Some(gpu.function(Module::Pointwise, "choose", 0)?);
+        Ok(())
+    }
+
+    fn run(&self, io: &mut Io<'_>, cx: &Context<'_>, _: usize) -> Result<(), CudaError> {
+        let [first, second] = &self.constants;
+        let (a, a_float, a_dims) = operand(first.as_ref(), io, 1)?;
+        let (b, b_float, b_dims) = operand(second.as_ref(), io, 2)?;
+        let out = io.output_ref(0).map_or_else(Vec::new, |v| v.dims(io.tokens, io.rows));
+        let n = io.output_numel(0);
+        let params = params::Choose {
+            which: io.input(0)?,
+            a,
+            b,
+            y: io.output(0)?,
+            n: n as u64,
+            which_stride: strides(&io.input_dims(0), &out)?,
+            a_stride: strides(&a_dims, &out)?,
+            b_stride: strides(&b_dims, &out)?,
+            dims: extents(&out),
+            rank: out.len() as u32,
             a_float,
             b_float,
         };
@@ -175,10 +230,25 @@ pub(super) fn bind(b: &Binder<'_>, op: &Op) -> Result<Option<Box<dyn Kernel>>, S
     match op {
         Op::Unary(u) => Ok(unary_kind(*u).filter(|_| b.float_value(0).is_some()).map(
             |(kind, alpha)| -> Box<dyn Kernel> {
-                Box::new(UnaryStep { op: *u, kind, alpha, function: None })
+                let name = format!("{u:?}").to_lowercase();
+                Box::new(UnaryStep { name, kind, parameters: [alpha, 0.0], function: None })
             },
         )),
-        Op::Binary(o) => binary(b, *o),
+        Op::Binary(o) => match o {
+            arith::Binary::Add => binary(b, 0, "add"),
+            arith::Binary::Sub => binary(b, 1, "sub"),
+            arith::Binary::Mul => binary(b, 2, "mul"),
+            arith::Binary::Div => binary(b, 3, "div"),
+            arith::Binary::Pow | arith::Binary::Mod { .. } => Ok(None),
+        },
+        Op::Variadic(v) if b.node.inputs.len() == 2 => match v {
+            arith::Variadic::Sum => binary(b, 0, "add"),
+            arith::Variadic::Min => binary(b, 5, "min"),
+            arith::Variadic::Max => binary(b, 6, "max"),
+            arith::Variadic::Mean => Ok(None),
+        },
+        Op::Where(_) => choose(b),
+        Op::Clip(c) => clip(b, *c),
         Op::Softmax(s) => {
             let Some(x) = b.float_value(0) else { return Ok(None) };
             let last = x.dims.len() as i64 - 1;
@@ -189,27 +259,65 @@ pub(super) fn bind(b: &Binder<'_>, op: &Op) -> Result<Option<Box<dyn Kernel>>, S
     }
 }
 
-fn binary(b: &Binder<'_>, op: arith::Binary) -> Result<Option<Box<dyn Kernel>>, String> {
-    let (kind, name) = match op {
-        arith::Binary::Add => (0, "add"),
-        arith::Binary::Sub => (1, "sub"),
-        arith::Binary::Mul => (2, "mul"),
-        arith::Binary::Div => (3, "div"),
-        arith::Binary::Pow | arith::Binary::Mod { .. } => return Ok(None),
+/// `UnaryKind` of limits.
+const CLIP: u32 = 20;
+
+fn clip(b: &Binder<'_>, op: Clip) -> Result<Option<Box<dyn Kernel>>, String> {
+    if b.float_value(0).is_none() || b.value(1).is_some() || b.value(2).is_some() {
+        return Ok(None);
+    }
+    let bound = |i: usize, without: f32| -> Result<f32, String> {
+        let values = b.constant(i)?.map(|t| t.to_f32()).transpose().map_err(|e| e.to_string())?;
+        Ok(values.and_then(|v| v.first().copied()).unwrap_or(without))
     };
+    let parameters = match op {
+        Clip::Attributes { min, max } => [min, max],
+        Clip::Inputs => [bound(1, f32::NEG_INFINITY)?, bound(2, f32::INFINITY)?],
+    };
+    Ok(Some(Box::new(UnaryStep { name: "clip".into(), kind: CLIP, parameters, function: None })))
+}
+
+/// Binds comparisons of numbers, whose results are bytes.
+pub(super) fn compare(b: &Binder<'_>, op: Compare) -> Result<Option<Box<dyn Kernel>>, String> {
+    match op {
+        Compare::Equal => binary(b, 7, "equal"),
+        Compare::Greater => binary(b, 8, "greater"),
+        Compare::GreaterOrEqual => binary(b, 9, "greater_or_equal"),
+        Compare::Less => binary(b, 10, "less"),
+        Compare::LessOrEqual => binary(b, 11, "less_or_equal"),
+        Compare::And | Compare::Or | Compare::Xor => Ok(None),
+    }
+}
+
+/// Operands `first` and the one behind it, the constants among them; `None` where one is no float.
+fn pair(b: &Binder<'_>, first: usize) -> Result<Option<[Option<Fixed>; 2]>, String> {
     if b.output(0).is_none_or(|y| y.dims.len() > MAX_RANK) {
         return Ok(None);
     }
     let mut constants = [None, None];
     for (i, slot) in constants.iter_mut().enumerate() {
-        if b.float_value(i).is_some() {
+        if b.float_value(first + i).is_some() {
             continue;
         }
-        let Some(t) = b.constant(i)? else { return Ok(None) };
+        let Some(t) = b.constant(first + i)? else { return Ok(None) };
         let Ok(values) = Floats::of(&t) else { return Ok(None) };
         *slot = Some(Fixed { dims: t.shape().to_vec(), values });
     }
-    Ok(Some(Box::new(BinaryStep { name, kind, constants, function: None })))
+    Ok(Some(constants))
+}
+
+/// `kind` is a `BinaryKind` of pointwise.cu.
+fn binary(b: &Binder<'_>, kind: u32, name: &'static str) -> Result<Option<Box<dyn Kernel>>, String> {
+    Ok(pair(b, 0)?.map(|constants| -> Box<dyn Kernel> {
+        Box::new(BinaryStep { name, kind, constants, function: None })
+    }))
+}
+
+fn choose(b: &Binder<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    if b.value(0).is_none_or(|v| v.dtype != DType::Bool) {
+        return Ok(None);
+    }
+    Ok(pair(b, 1)?.map(|constants| -> Box<dyn Kernel> { Box::new(ChooseStep { constants, function: None }) }))
 }
 
 /// `UnaryKind` of pointwise.cu, and its parameter.

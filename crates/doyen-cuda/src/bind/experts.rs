@@ -448,8 +448,8 @@ impl ExpertsKernel {
             tile_rows: rows as u32,
         };
         let shared = ready(self.functions.as_ref())?;
-        // Eight routes a thread, or as many threads as a block may have.
-        let threads = routes.div_ceil(8).next_multiple_of(256).min(1024) as u32;
+        // Eight routes a thread, or as many threads as a block may have; some where no token has its logits wanted.
+        let threads = routes.div_ceil(8).next_multiple_of(256).clamp(256, 1024) as u32;
         cx.gpu.launch(&shared.group, Grid::new([experts, 1, 1], threads).shared(4 * experts), group)?;
         Ok(Groups {
             rows,

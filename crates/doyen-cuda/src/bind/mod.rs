@@ -15,6 +15,7 @@ mod linear;
 mod mini;
 mod norm;
 mod normed;
+mod parts;
 mod products;
 mod recurrent;
 mod reference;
@@ -164,8 +165,12 @@ impl<'a> Binder<'a> {
     }
 
     fn operator(&self, op: &Op) -> Result<Box<dyn Kernel>, String> {
-        // Kernels write their first output, in float32; everything else is the reference's.
+        if let Some(kernel) = parts::bind(self, op)? {
+            return Ok(kernel);
+        }
+        // Other kernels write their first output, in float32; everything else is the reference's.
         let native = match op {
+            Op::Compare(c) => elementwise::compare(self, *c)?,
             _ if self.output(0).is_none_or(|y| y.dtype != DType::F32) => None,
             Op::MatMulNBits(m) => linear::nbits(self, m)?,
             Op::MatMul(_) => linear::matmul(self)?,

@@ -10,7 +10,7 @@ mod packaged;
 mod resources;
 
 pub use cache::{Cache, Key};
-pub use packaged::{Image, PTX_ARCH, Packaged};
+pub use packaged::{Found, Image, PTX_ARCHS, Packaged};
 pub use resources::Resources;
 
 use crate::{

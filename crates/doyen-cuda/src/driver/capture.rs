@@ -11,14 +11,14 @@ pub(crate) struct Capture(CudaGraph);
 unsafe impl Send for Capture {}
 
 impl Capture {
-    /// Records what `launches` launches, running nothing.
+    /// Records what `launches` launches, running nothing. Nothing is recorded where the card has no memory to keep it.
     ///
     /// # Errors
     /// The error of `launches`, or the driver's.
     pub(crate) fn record<E: From<CudaError>>(
         gpu: &Gpu,
         launches: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Self, E> {
+    ) -> Result<Option<Self>, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         gpu.stream().begin_capture(mode).map_err(failed("cannot record a step"))?;
         let launched = launches();
@@ -28,14 +28,23 @@ impl Capture {
             .end_capture(sys::CUgraphInstantiate_flags(0))
             .map_err(failed("cannot record a step"));
         launched?;
-        graph?.map(Self).ok_or_else(|| {
-            let reason = "the driver recorded nothing".to_owned();
-            CudaError::Driver { what: "cannot record a step".into(), reason }.into()
-        })
+        match graph {
+            Ok(Some(graph)) => Ok(Some(Self(graph))),
+            Err(CudaError::Memory { .. }) => Ok(None),
+            Ok(None) => {
+                let reason = "the driver recorded nothing".to_owned();
+                Err(CudaError::Driver { what: "cannot record a step".into(), reason }.into())
+            }
+            Err(e) => Err(e.into()),
+        }
     }
 
-    /// Launches everything recorded.
-    pub(crate) fn replay(&self) -> Result<(), CudaError> {
-        self.0.launch().map_err(failed("cannot replay a step"))
+    /// Launches everything recorded; false where the card has no memory to, and nothing ran.
+    pub(crate) fn replay(&self) -> Result<bool, CudaError> {
+        match self.0.launch().map_err(failed("cannot replay a step")) {
+            Ok(()) => Ok(true),
+            Err(CudaError::Memory { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 }

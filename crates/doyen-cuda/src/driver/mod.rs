@@ -38,7 +38,18 @@ pub(crate) struct Gpu {
     multiprocessors: usize,
     cache: Option<Cache>,
     packaged: Option<Packaged>,
-    modules: Mutex<HashMap<Module, Arc<CudaModule>>>,
+    modules: Mutex<HashMap<Module, (Arc<CudaModule>, Origin)>>,
+}
+
+/// Where a module came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Machine code of the release.
+    MachineCode,
+    /// PTX of the release, compiled by the driver.
+    Ptx,
+    /// NVRTC, now or at an earlier time.
+    Nvrtc,
 }
 
 /// A structure that a kernel takes as its only parameter.
@@ -84,7 +95,12 @@ pub(crate) struct Function(CudaFunction);
 
 /// What the driver said, in the error of what was tried.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
-    move |e| CudaError::Driver { what: what.into(), reason: explain(e) }
+    move |e| {
+        if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return CudaError::Memory { what: what.into() };
+        }
+        CudaError::Driver { what: what.into(), reason: explain(e) }
+    }
 }
 
 fn explain(e: DriverError) -> String {
@@ -206,30 +222,44 @@ impl Gpu {
 
     fn module(&self, module: Module) -> Result<Arc<CudaModule>, CudaError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = modules.get(&module) {
+        if let Some((loaded, _)) = modules.get(&module) {
             return Ok(Arc::clone(loaded));
         }
-        let loaded = self.compiled(module)?;
-        modules.insert(module, Arc::clone(&loaded));
+        // A release has what the table lists.
+        debug_assert!(Module::all().contains(&module) && module.is_for(self.arch), "{module}");
+        let (loaded, origin) = match self.of_release(module) {
+            Some(found) => found,
+            None => (self.compiled(module)?, Origin::Nvrtc),
+        };
+        modules.insert(module, (Arc::clone(&loaded), origin));
         Ok(loaded)
+    }
+
+    /// Where a module that was loaded came from.
+    fn origin(&self, module: Module) -> Option<Origin> {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        modules.get(&module).map(|(_, origin)| *origin)
     }
 
     /// Whether some kernel was not compiled before, so that NVRTC is needed.
     pub(crate) fn compiles(&self) -> bool {
-        self.packaged.as_ref().is_none_or(|p| !p.missing(self.arch).is_empty())
+        self.packaged.as_ref().is_none_or(|p| p.found(self.arch).missing > 0)
+    }
+
+    /// What the release has of a module and the driver takes; NVRTC compiles the rest.
+    fn of_release(&self, module: Module) -> Option<(Arc<CudaModule>, Origin)> {
+        let images = self.packaged.iter().flat_map(|p| p.images(module, self.arch));
+        let mut taken = images.filter_map(|image| {
+            let (image, origin) = match image {
+                Image::Cubin(cubin) => (Ptx::from_binary(cubin), Origin::MachineCode),
+                Image::Ptx(text) => (Ptx::from_src(text), Origin::Ptx),
+            };
+            self.context.load_module(image).ok().map(|loaded| (loaded, origin))
+        });
+        taken.next()
     }
 
     fn compiled(&self, module: Module) -> Result<Arc<CudaModule>, CudaError> {
-        for image in self.packaged.iter().flat_map(|p| p.images(module, self.arch)) {
-            let image = match image {
-                Image::Cubin(cubin) => Ptx::from_binary(cubin),
-                Image::Ptx(text) => Ptx::from_src(text),
-            };
-            // What the driver does not take is compiled here.
-            if let Ok(loaded) = self.context.load_module(image) {
-                return Ok(loaded);
-            }
-        }
         let compiler = Compiler::load()?;
         let key = Key::new(module, self.arch, compiler.version(), self.driver);
         let load = |cubin: Vec<u8>| self.context.load_module(Ptx::from_binary(cubin));

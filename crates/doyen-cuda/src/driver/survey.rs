@@ -1,6 +1,8 @@
 //! What there is to compute with: driver, cards, compilers; and what a card does at most.
 
+pub use super::Origin;
 use super::{Buffer, Gpu, Grid, failed};
+pub use crate::compile::Found;
 use crate::{
     compile::{Compiler, Packaged},
     error::CudaError,
@@ -98,6 +100,8 @@ pub struct Peak {
     pub copy: f64,
     /// Operations a second of bfloat16 products in registers (mma; Hopper's and later cards' own instructions do more).
     pub products: f64,
+    /// Where the kernel that measured came from.
+    pub origin: Option<Origin>,
 }
 
 /// Rounds of `peak`, its products a round and the operations of one; warps of a block.
@@ -120,7 +124,8 @@ pub fn measure(
 ) -> Result<Peak, DeviceError> {
     let gpu = Gpu::open(ordinal, cache, packaged)?;
     let free = gpu.free()?;
-    Ok(Peak { free: ByteCount(free as u64), copy: copy(&gpu, free)?, products: products(&gpu)? })
+    let (copy, products) = (copy(&gpu, free)?, products(&gpu)?);
+    Ok(Peak { free: ByteCount(free as u64), copy, products, origin: gpu.origin(Module::Peak) })
 }
 
 fn copy(gpu: &Gpu, free: usize) -> Result<f64, DeviceError> {
@@ -152,10 +157,7 @@ fn products(gpu: &Gpu) -> Result<f64, DeviceError> {
     Ok(done as f64 / start.elapsed().as_secs_f64())
 }
 
-/// How many kernels that were compiled before there are for a card, and how many are missing.
-pub fn packaged(folder: PathBuf, arch: Arch) -> (usize, usize) {
-    let packaged = Packaged::new(folder);
-    let all = Module::all().into_iter().filter(|m| m.is_for(arch)).count();
-    let missing = packaged.missing(arch).len();
-    (all - missing, missing)
+/// What was compiled before for a card.
+pub fn packaged(folder: PathBuf, arch: Arch) -> Found {
+    Packaged::new(folder).found(arch)
 }

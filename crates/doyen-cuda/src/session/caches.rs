@@ -86,6 +86,14 @@ impl Row {
         }
     }
 
+    /// Bytes of a row's note that it was given a NaN, where its codes cannot say so.
+    const fn note(self) -> usize {
+        match self {
+            Self::Int8 | Self::Int4 => 1,
+            Self::Float(_) | Self::Scaled => 0,
+        }
+    }
+
     /// The type of rows given and taken.
     const fn dtype(self) -> DType {
         match self {
@@ -97,7 +105,7 @@ impl Row {
     }
 }
 
-/// Keys or values of one layer: `[pages, kv_heads, page_size, head_size]`.
+/// Keys or values of one layer: `[pages, kv_heads, page_size, head_size]`, then the notes of the rows.
 pub(crate) struct Store {
     row: Row,
     pages: usize,
@@ -108,7 +116,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    fn row_bytes(&self) -> usize {
+    const fn row_bytes(&self) -> usize {
         self.row.bytes(self.head_size)
     }
 
@@ -119,6 +127,16 @@ impl Store {
 
     pub(crate) const fn addr(&self) -> Addr {
         self.memory.start()
+    }
+
+    /// Where the notes of the rows begin.
+    const fn notes(&self) -> usize {
+        self.pages * self.kv_heads * self.page_size * self.row_bytes()
+    }
+
+    /// The notes of rows that were given a NaN; none where rows keep it themselves.
+    pub(crate) fn lost(&self) -> Result<Addr, CudaError> {
+        if self.row.note() == 0 { Ok(Addr::NONE) } else { self.memory.at(self.notes(), 0) }
     }
 
     /// Shape of `len` rows of a sequence: `[kv_heads, len, channels as stored]`.
@@ -192,7 +210,12 @@ impl Store {
             runs.push((offset, rows));
             Ok(())
         })?;
+        let unnoted = vec![0; self.page_size * self.row.note()];
         for (offset, rows) in runs {
+            if let Some(row) = offset.checked_div(n) {
+                let notes = rows.len() * self.row.note();
+                self.memory.write(gpu, self.notes() + row * self.row.note(), &unnoted[..notes])?;
+            }
             self.memory.write(gpu, offset, &stored[rows.start * n..rows.end * n])?;
         }
         Ok(())
@@ -212,9 +235,11 @@ impl Store {
     }
 }
 
-/// A row as [`Row::Scaled`] stores it: codes nearest to its numbers, ties to even, and their scale.
+/// A row as [`Row::Scaled`] stores it: codes nearest to its numbers, ties to even, and their scale, which is NaN where a number
+/// is.
 fn scaled(row: &[f32]) -> Vec<u8> {
-    let scale = row.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
+    let most = row.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let scale = if row.iter().any(|v| v.is_nan()) { f32::NAN } else { most / 127.0 };
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     // Casts of floats saturate, and make NaN 0.
     let codes = row.iter().map(|v| ((v * inverse).round_ties_even() as i8).cast_unsigned());
@@ -243,7 +268,7 @@ impl Caches {
         let store = |g: &CacheGroup, p: &GroupPages, head_size: usize| {
             let row = Row::new(g.format, kv);
             let (pages, kv_heads, page_size) = (p.pages, g.kv_heads, program.limits.page_size);
-            let bytes = [kv_heads, page_size, row.bytes(head_size)]
+            let bytes = [kv_heads, page_size, row.bytes(head_size) + row.note()]
                 .into_iter()
                 .try_fold(pages, usize::checked_mul)
                 .ok_or_else(|| DeviceError::Step("the kv cache overflows the address space".into()))?;
@@ -306,7 +331,7 @@ pub(crate) fn all_page_bytes(graph: &Lowered, page_size: usize, kv: KvType) -> V
 /// Bytes of a page of a group over all its layers, keys and values.
 fn page_bytes(group: &CacheGroup, page_size: usize, kv: KvType) -> usize {
     let row = Row::new(group.format, kv);
-    let bytes = row.bytes(group.k_head_size) + row.bytes(group.v_head_size);
+    let bytes = row.bytes(group.k_head_size) + row.bytes(group.v_head_size) + 2 * row.note();
     group.layers.len() * group.kv_heads * page_size * bytes
 }
 
@@ -324,6 +349,11 @@ mod tests {
                 assert!((found - given).abs() <= 0.5001 * step, "{found} for {given}");
             }
         }
+    }
+
+    #[test]
+    fn a_nan_takes_its_whole_row() {
+        assert!(unscaled(&scaled(&[1.0, f32::NAN, -2.0, 0.0])).iter().all(|v| v.is_nan()));
     }
 
     #[test]

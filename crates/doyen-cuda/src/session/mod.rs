@@ -166,7 +166,42 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, program: Program) -> Result<Box<dyn Session>, DeviceError> {
-        Ok(Box::new(CudaSession::new(self, program)?))
+        match CudaSession::new(self, program.clone()) {
+            Ok(session) => Ok(Box::new(session)),
+            Err(DeviceError::Memory { what, bytes }) => Err(self.no_room(&program, what, bytes)?),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Why a program could not be loaded, once all that was is freed.
+    fn no_room(&self, program: &Program, what: String, bytes: ByteCount) -> Result<DeviceError, DeviceError> {
+        self.gpu.wait()?;
+        let graph = &program.graph;
+        let setting = self.setting(program.numerics);
+        let mut weights = ByteCount(0);
+        for node in &graph.nodes {
+            weights += plan(graph, node, &program.limits, setting)?.resident;
+        }
+        let pages = self.page_bytes(graph, program.limits.page_size);
+        let caches = pages.iter().zip(&program.pages).map(|(b, p)| b.0.saturating_mul(p.pages as u64));
+        let parts = [
+            ("weights", weights),
+            ("kv cache", ByteCount(caches.sum())),
+            ("recurrent states", ByteCount(graph.state_bytes().0.saturating_mul(program.state_slots as u64))),
+            ("activations", ByteCount(program.arena as u64)),
+            ("scratch", ByteCount(program.scratch as u64)),
+        ];
+        let taken = parts.iter().filter(|(_, bytes)| bytes.0 > 0);
+        let named: Vec<String> = taken.map(|(name, bytes)| format!("{name} {bytes}")).collect();
+        Ok(DeviceError::NoRoom {
+            what,
+            bytes,
+            needed: parts.iter().map(|(_, bytes)| *bytes).sum(),
+            parts: named.join(", "),
+            free: ByteCount(self.gpu.free()? as u64),
+        })
     }
 }
 
@@ -212,10 +247,11 @@ struct Shape {
     choose: bool,
 }
 
-/// A shape that was met: it is recorded when it comes again.
+/// A shape that was met: it is recorded when it comes again, if the card has memory for that.
 enum Recorded {
     Once,
     Capture(Capture),
+    NoMemory,
 }
 
 /// Shapes that are kept; a recorded step takes host and card memory.
@@ -314,21 +350,31 @@ impl CudaSession {
         if !(self.launches && self.step.decode) {
             return self.launch(batch, choose);
         }
-        match self.captures.get(&shape) {
-            Some(Recorded::Capture(capture)) => return Ok(capture.replay()?),
-            Some(Recorded::Once) => {
-                let gpu = Arc::clone(&self.gpu);
-                let capture = Capture::record(&gpu, || self.launch(batch, choose))?;
-                capture.replay()?;
-                self.captures.insert(shape, Recorded::Capture(capture));
-                return Ok(());
-            }
-            None if self.captures.len() >= MOST_CAPTURES => self.captures.clear(),
-            None => {}
+        if matches!(self.captures.get(&shape), Some(Recorded::Once)) {
+            let gpu = Arc::clone(&self.gpu);
+            let capture = Capture::record(&gpu, || self.launch(batch, choose))?;
+            self.captures.insert(shape, capture.map_or(Recorded::NoMemory, Recorded::Capture));
         }
-        self.launch(batch, choose)?;
-        self.captures.insert(shape, Recorded::Once);
-        Ok(())
+        let replayed = match self.captures.get(&shape) {
+            Some(Recorded::Capture(capture)) => Some(capture.replay()?),
+            _ => None,
+        };
+        match replayed {
+            Some(true) => return Ok(()),
+            // Records are a convenience: without memory for them, steps are launched one by one.
+            Some(false) => {
+                self.captures.retain(|_, r| !matches!(r, Recorded::Capture(_)));
+                self.captures.insert(shape, Recorded::NoMemory);
+            }
+            None if self.captures.contains_key(&shape) => {}
+            None => {
+                if self.captures.len() >= MOST_CAPTURES {
+                    self.captures.clear();
+                }
+                self.captures.insert(shape, Recorded::Once);
+            }
+        }
+        self.launch(batch, choose)
     }
 
     fn launch(&mut self, batch: &RaggedBatch<'_>, choose: bool) -> Result<(), DeviceError> {

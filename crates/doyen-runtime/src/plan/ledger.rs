@@ -103,6 +103,12 @@ impl Ledger {
         &self.kv_types
     }
 
+    /// What this process allocates, in a line.
+    pub(super) fn parts(&self) -> String {
+        let parts = self.entries.iter().filter(|e| !e.mapped && e.bytes.0 > 0);
+        parts.map(|e| format!("{} {}", e.what.replace(',', " of"), e.bytes)).collect::<Vec<_>>().join(", ")
+    }
+
     pub(super) fn hint(&self) -> String {
         let context = if self.sequences > 1 {
             format!(

@@ -67,10 +67,12 @@ pub enum PlanError {
         nodes: Vec<DeviceError>,
     },
     /// It does not fit.
-    #[error("the plan takes {needed} beside the mapped weights, {available} are available: {} short; {hint}", ByteCount(.needed.0.saturating_sub(.available.0)))]
+    #[error("the plan takes {needed} beside the mapped weights ({parts}), {available} are available: {} short; {hint}", ByteCount(.needed.0.saturating_sub(.available.0)))]
     Memory {
         /// What the plan takes.
         needed: ByteCount,
+        /// The parts of that.
+        parts: String,
         /// What there is.
         available: ByteCount,
         /// What would help.
@@ -133,7 +135,8 @@ impl Plan {
         let ledger = Ledger::new(&program, &nodes, &page_bytes, device.kv_type());
         let available = options.memory.or_else(ledger::available_memory).unwrap_or(ByteCount(u64::MAX));
         if ledger.allocated() > available {
-            return Err(PlanError::Memory { needed: ledger.allocated(), available, hint: ledger.hint() });
+            let (needed, parts, hint) = (ledger.allocated(), ledger.parts(), ledger.hint());
+            return Err(PlanError::Memory { needed, parts, available, hint });
         }
         Ok(Self { program, nodes, ledger })
     }

@@ -3,6 +3,7 @@
 mod batches;
 #[path = "../common/mod.rs"]
 mod common;
+mod nan;
 mod plan;
 mod reference;
 mod requests;

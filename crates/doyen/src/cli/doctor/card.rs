@@ -9,7 +9,7 @@ use crate::{
 use anyhow::{Result, bail};
 use doyen_cuda::{
     CudaError,
-    survey::{self, Card, Driver, Peak},
+    survey::{self, Card, Driver, Found, Origin, Peak},
 };
 use serde_json::{Value, json};
 use std::{fmt::Write, path::PathBuf};
@@ -19,8 +19,8 @@ struct Report {
     ordinal: usize,
     driver: Result<Driver, CudaError>,
     nvrtc: Result<((i32, i32), Option<PathBuf>), CudaError>,
-    /// Kernels compiled before: their folder, how many there are for the card, how many are missing.
-    packaged: Option<(PathBuf, usize, usize)>,
+    /// Kernels compiled before: their folder, and what there is for the card.
+    packaged: Option<(PathBuf, Found)>,
     peak: Option<Result<Peak, String>>,
 }
 
@@ -47,12 +47,11 @@ impl Report {
         let card = driver.as_ref().ok().and_then(|d| d.cards.get(ordinal));
         let packaged = card.and_then(|card| {
             let folder = packaged()?;
-            let (there, missing) = survey::packaged(folder.clone(), card.arch);
-            Some((folder, there, missing))
+            Some((folder.clone(), survey::packaged(folder, card.arch)))
         });
         let mut report = Self { ordinal, nvrtc: survey::nvrtc(), packaged, driver, peak: None };
         if report.missing().is_empty() {
-            let folder = report.packaged.as_ref().map(|(folder, ..)| folder.clone());
+            let folder = report.packaged.as_ref().map(|(folder, _)| folder.clone());
             report.peak = Some(survey::measure(ordinal, cubins(), folder).map_err(|e| e.to_string()));
         }
         report
@@ -64,7 +63,7 @@ impl Report {
 
     /// Whether every kernel was compiled before.
     fn complete(&self) -> bool {
-        matches!(self.packaged, Some((.., 0)))
+        matches!(self.packaged, Some((_, Found { missing: 0, .. })))
     }
 
     /// What keeps the card from being used, with what would help.
@@ -95,17 +94,17 @@ impl Report {
     }
 
     fn kernels(&self) -> String {
-        match &self.packaged {
-            Some((folder, there, 0)) => format!("{there} compiled before, in {}", folder.display()),
-            Some((folder, there, missing)) => {
-                format!("{there} compiled before, {missing} left to NVRTC, in {}", folder.display())
-            }
-            None => {
-                let kept =
-                    cubins().map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
-                format!("compiled by NVRTC when they are first needed, {kept}")
-            }
-        }
+        let Some((folder, found)) = &self.packaged else {
+            let kept = cubins().map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
+            return format!("compiled by NVRTC when they are first needed, {kept}");
+        };
+        let all = [
+            (found.cubins, "in machine code"),
+            (found.ptx, "in PTX that the driver compiles"),
+            (found.missing, "left to NVRTC"),
+        ];
+        let there = all.iter().filter(|(n, _)| *n > 0).map(|(n, form)| format!("{n} {form}"));
+        format!("{}; {}", there.collect::<Vec<_>>().join(", "), folder.display())
     }
 
     fn text(&self) -> String {
@@ -134,6 +133,9 @@ impl Report {
         line("kernels", &self.kernels());
         line("cuBLASLt", "not needed: all products have kernels of their own");
         if let Some(Ok(p)) = &self.peak {
+            if let Some(origin) = p.origin {
+                line("used", &format!("{} for the measurement below", from(origin)));
+            }
             line("memory free", &p.free.to_string());
             line("copy", &format!("{:.0} GB/s, bytes read and written", p.copy / 1e9));
             line("bf16 products", &format!("{:.0} TFLOP/s through mma", p.products / 1e12));
@@ -165,16 +167,27 @@ impl Report {
             Err(e) => json!({"error": e.to_string()}),
             Ok(((major, minor), path)) => json!({"version": format!("{major}.{minor}"), "path": path}),
         };
-        let packaged = self
-            .packaged
-            .as_ref()
-            .map(|(folder, there, missing)| json!({"folder": folder, "there": there, "missing": missing}));
-        let peak = self.peak.as_ref().and_then(|p| p.as_ref().ok()).map(
-            |p| json!({"free_bytes": p.free.0, "copy_gb_s": p.copy / 1e9, "mma_tflop_s": p.products / 1e12}),
-        );
+        let packaged = self.packaged.as_ref().map(|(folder, found)| {
+            let Found { cubins, ptx, missing } = found;
+            json!({"folder": folder, "machine_code": cubins, "ptx": ptx, "missing": missing})
+        });
+        let peak = self.peak.as_ref().and_then(|p| p.as_ref().ok()).map(|p| {
+            json!({
+                "free_bytes": p.free.0, "copy_gb_s": p.copy / 1e9, "mma_tflop_s": p.products / 1e12,
+                "kernel": p.origin.map(from),
+            })
+        });
         json!({
             "device": format!("cuda:{}", self.ordinal), "driver": driver, "nvrtc": nvrtc,
             "packaged_kernels": packaged, "measured": peak, "missing": self.missing(),
         })
+    }
+}
+
+const fn from(origin: Origin) -> &'static str {
+    match origin {
+        Origin::MachineCode => "machine code of the release",
+        Origin::Ptx => "PTX of the release, compiled by the driver",
+        Origin::Nvrtc => "what NVRTC compiled",
     }
 }
