@@ -183,7 +183,9 @@ fn leftovers(
             continue;
         }
         let layer = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse().ok());
-        let beyond = layer.is_some_and(|l: usize| l >= config.layers.len()) || name.starts_with("model.mtp_");
+        // ERNIE 4.5 keeps the modules that draft further tokens beside the layers.
+        let drafts = name.starts_with("model.mtp_") && config.architecture.starts_with("Ernie4_5");
+        let beyond = drafts || layer.is_some_and(|l: usize| l >= config.layers.len());
         let inside = name.starts_with("model.") || name.starts_with("lm_head.");
         if inside && !beyond { &mut fatal } else { &mut left }.push(name);
     }

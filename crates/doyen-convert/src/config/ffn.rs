@@ -74,16 +74,24 @@ pub enum Activation {
 impl Activation {
     /// Reads `hidden_act`, or `hidden_activation` where that is set.
     pub(super) fn read(f: &Fields) -> Result<Self, ConvertError> {
-        let own = f.string("hidden_activation")?.is_some();
-        let name = if own { "hidden_activation" } else { "hidden_act" };
-        let also = f.string("hidden_act")?;
-        match f.string(name)?.or(also) {
-            None | Some("silu" | "swish") => Ok(Self::Silu),
-            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Self::GeluTanh),
-            Some("gelu" | "gelu_python") => Ok(Self::Gelu),
-            Some("relu") => Ok(Self::Relu),
-            Some("relu2" | "relu_squared") => Ok(Self::SquaredRelu),
-            Some(other) => {
+        // Read, so that it is known to say nothing beside the other.
+        let _ = f.value("hidden_act");
+        Ok(match Self::named(f, "hidden_activation")? {
+            Some(own) => own,
+            None => Self::named(f, "hidden_act")?.unwrap_or(Self::Silu),
+        })
+    }
+
+    /// That of this field, if it is there.
+    pub(super) fn named(f: &Fields, name: &str) -> Result<Option<Self>, ConvertError> {
+        let Some(text) = f.string(name)? else { return Ok(None) };
+        match text {
+            "silu" | "swish" => Ok(Some(Self::Silu)),
+            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Some(Self::GeluTanh)),
+            "gelu" | "gelu_python" => Ok(Some(Self::Gelu)),
+            "relu" => Ok(Some(Self::Relu)),
+            "relu2" | "relu_squared" => Ok(Some(Self::SquaredRelu)),
+            other => {
                 let expected = "\"silu\", \"gelu_pytorch_tanh\", \"gelu\", \"relu\" or \"relu2\"";
                 Err(f.wrong(name, format!("{other:?}"), expected))
             }

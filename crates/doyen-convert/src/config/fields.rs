@@ -138,6 +138,25 @@ impl Fields {
         }
     }
 
+    /// Refuses a text that is there and is none of these.
+    pub(crate) fn says(&self, name: &str, accepted: &[&str]) -> Result<(), ConvertError> {
+        match self.string(name)? {
+            Some(other) if !accepted.contains(&other) => {
+                let expected: Vec<String> = accepted.iter().map(|v| format!("{v:?}")).collect();
+                Err(self.wrong(name, format!("{other:?}"), expected.join(" or ")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a flag that is there and is the other.
+    pub(crate) fn says_flag(&self, name: &str, accepted: bool) -> Result<(), ConvertError> {
+        match self.flag(name, accepted)? {
+            other if other != accepted => Err(self.wrong(name, other, accepted.to_string())),
+            _ => Ok(()),
+        }
+    }
+
     /// A positive extent; required.
     pub(crate) fn size(&self, name: &str) -> Result<usize, ConvertError> {
         self.optional_size(name)?.ok_or_else(|| self.absent(name, "a positive integer"))

@@ -185,6 +185,13 @@ impl Rope {
         Self::read(f, head_dim)
     }
 
+    /// The `partial_rotary_factor` of which `channels` of `head_dim` come out: released code cuts the product off, and that of the
+    /// nearest quotient may fall short of a whole number, as 104 (30 / 104) does.
+    pub(crate) fn share(channels: usize, head_dim: usize) -> f64 {
+        let quotient = channels as f64 / head_dim as f64;
+        if (head_dim as f64 * quotient) as usize == channels { quotient } else { quotient.next_up() }
+    }
+
     /// Without scaling.
     pub(super) fn unscaled(theta: f64, dim: usize) -> Self {
         Self { theta, dim, interleaved: false, scaling: RopeScaling::Default }

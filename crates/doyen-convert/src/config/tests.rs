@@ -348,3 +348,39 @@ fn short_factors_need_their_context() {
     }}));
     assert!(e.contains("rope_scaling.original_max_position_embeddings is absent"), "{e}");
 }
+
+#[test]
+fn shares_come_out_as_the_channels_they_were_made_of() {
+    for head_dim in 1..=256 {
+        for channels in 1..=head_dim {
+            assert_eq!((head_dim as f64 * Rope::share(channels, head_dim)) as usize, channels);
+        }
+    }
+    let c = of(
+        "MiniMaxM2ForCausalLM",
+        json!({"head_dim": 104, "rotary_dim": 30, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    );
+    assert_eq!(attention(&c.unwrap()).rope.as_ref().unwrap().dim, 30);
+}
+
+#[test]
+fn fields_of_granite_and_gemma_that_make_no_sense() {
+    let short = json!({
+        "layers_block_type": ["attention"], "num_local_experts": 0, "shared_intermediate_size": 32
+    });
+    for (architecture, changes, said) in [
+        ("GraniteMoeHybridForCausalLM", short, "layers_block_type is 1 entries"),
+        ("GraniteForCausalLM", json!({"attention_multiplier": 0.0}), "attention_multiplier is 0"),
+        ("GraniteForCausalLM", json!({"attention_multiplier": -1.0}), "attention_multiplier is -1"),
+        (
+            "GemmaForCausalLM",
+            json!({"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}),
+            "hidden_activation is \"gelu_pytorch_tanh\"",
+        ),
+    ] {
+        let e = of(architecture, changes).unwrap_err().to_string();
+        assert!(e.contains(said), "{e}");
+    }
+    let same = json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"});
+    assert!(of("GemmaForCausalLM", same).is_ok());
+}

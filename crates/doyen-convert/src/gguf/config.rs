@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ConvertError,
-    config::{Fields, MOST_LAYERS, WHOLE_NORMS},
+    config::{Fields, MOST_LAYERS, Rope, WHOLE_NORMS},
 };
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(super) fn read(file: &GgufFile, arch: &Architecture) -> Result<Config, Conve
     let (head_dim, rotated) = keys.head_dim(arch)?;
     fields.insert("head_dim".into(), head_dim.into());
     if rotated != head_dim {
-        fields.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
+        fields.insert("partial_rotary_factor".into(), Rope::share(rotated, head_dim).into());
     }
     fields.insert("vocab_size".into(), vocab(file)?.into());
     fields.insert("tie_word_embeddings".into(), (!file.tensors.contains_key(HEAD)).into());

@@ -93,6 +93,17 @@ fn wherever_the_text_model_lies() {
     }
 }
 
+/// Modules that draft further tokens are left out where a family has them, and refused elsewhere.
+#[test]
+fn draft_modules_beside_the_layers() {
+    let mut c = Checkpoint::llama();
+    c.add("model.mtp_block.0.input_layernorm.weight", &[32]);
+    assert!(c.write().refusal(&Options::default()).contains("model.mtp_block.0"));
+    c.config["architectures"] = json!(["Ernie4_5ForCausalLM"]);
+    let (_, _, report) = converted(&c.write());
+    assert!(report.notices.iter().any(|n| n.contains("model.mtp_block.0")), "{report:?}");
+}
+
 /// A head beside the embedding that it is tied to is read where it is another.
 #[test]
 fn tied_heads_that_are_stored() {

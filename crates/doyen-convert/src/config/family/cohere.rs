@@ -23,13 +23,8 @@ pub(super) fn cohere(f: &Fields) -> Result<ModelConfig, ConvertError> {
 /// Layers with windows rotate, the others do not.
 pub(super) fn cohere2(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mut c = cohere(f)?;
-    for (name, value) in
-        [("position_embedding_type", "rope_gptj"), ("order_of_interleaved_layers", "local_attn_first")]
-    {
-        if let Some(other) = f.string(name)?.filter(|v| *v != value) {
-            return Err(f.wrong(name, format!("{other:?}"), format!("{value:?}")));
-        }
-    }
+    f.says("position_embedding_type", &["rope_gptj"])?;
+    f.says("order_of_interleaved_layers", &["local_attn_first"])?;
     let pattern = f.optional_size("sliding_window_pattern")?.unwrap_or(4);
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| !(i + 1).is_multiple_of(pattern))?);
     for (_, attention) in c.attentions_mut().filter(|(_, a)| a.window.is_none()) {

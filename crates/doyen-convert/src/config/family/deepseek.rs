@@ -13,7 +13,7 @@ pub(super) fn deepseek_v2(f: &Fields) -> Result<ModelConfig, ConvertError> {
     if !f.flag("rope_interleave", true)? {
         return Err(f.wrong("rope_interleave", false, "true, as the released code rotates"));
     }
-    says(f, "scoring_func", "softmax")?;
+    f.says("scoring_func", &["softmax"])?;
     if f.flag("norm_topk_prob", false)? {
         let expected = "false: released implementations of this architecture disagree on what it does";
         return Err(f.wrong("norm_topk_prob", true, expected));
@@ -46,8 +46,8 @@ pub(super) fn deepseek_v2(f: &Fields) -> Result<ModelConfig, ConvertError> {
 pub(super) fn deepseek_v3(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let mut c = ModelConfig::with_mixer(f, Mixer::Latent(Latent::read(f)?), Mlp::read(f)?)?;
     every_layer(f)?;
-    says(f, "scoring_func", "sigmoid")?;
-    says(f, "topk_method", "noaux_tc")?;
+    f.says("scoring_func", &["sigmoid"])?;
+    f.says("topk_method", &["noaux_tc"])?;
     sigmoid_experts(f, &mut c)?;
     Ok(c)
 }
@@ -55,14 +55,6 @@ pub(super) fn deepseek_v3(f: &Fields) -> Result<ModelConfig, ConvertError> {
 /// V3 without experts.
 pub(super) fn youtu(f: &Fields) -> Result<ModelConfig, ConvertError> {
     ModelConfig::with_mixer(f, Mixer::Latent(Latent::read(f)?), Mlp::read(f)?)
-}
-
-/// Refuses a field that is there and says something else.
-fn says(f: &Fields, name: &str, value: &str) -> Result<(), ConvertError> {
-    match f.string(name)? {
-        Some(other) if other != value => Err(f.wrong(name, format!("{other:?}"), format!("{value:?}"))),
-        _ => Ok(()),
-    }
 }
 
 fn every_layer(f: &Fields) -> Result<(), ConvertError> {

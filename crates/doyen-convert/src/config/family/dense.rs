@@ -114,9 +114,7 @@ pub(super) fn phi3(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Norms of query and key heads after the rotation.
 pub(super) fn hunyuan(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    if !f.flag("use_qk_norm", true)? {
-        return Err(f.wrong("use_qk_norm", false, "true"));
-    }
+    f.says_flag("use_qk_norm", true)?;
     let names = AttentionNames { norms: ["query_layernorm", "key_layernorm"], ..AttentionNames::LLAMA };
     let attention = biased(f, Attention::rotated(f, Rope::stretched)?)?;
     plain(f, Attention { names, qk_norm: Some(QkNorm::RotatedHeads), ..attention })
@@ -128,9 +126,7 @@ pub(super) fn ernie(f: &Fields) -> Result<ModelConfig, ConvertError> {
 }
 
 pub(super) fn ernie_attention(f: &Fields) -> Result<Attention, ConvertError> {
-    if f.flag("use_bias", false)? {
-        return Err(f.wrong("use_bias", true, "false"));
-    }
+    f.says_flag("use_bias", false)?;
     let attention = Attention::read(f)?;
     let rope = attention.rope.map(|r| Rope { interleaved: true, ..r });
     Ok(Attention { rope, ..attention })

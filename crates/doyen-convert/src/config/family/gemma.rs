@@ -18,13 +18,23 @@ const SANDWICH: LayerNorms = LayerNorms {
 pub(crate) const WHOLE_NORMS: &str = "doyen_whole_norms";
 
 pub(super) fn gemma(f: &Fields) -> Result<ModelConfig, ConvertError> {
+    // The first releases write "gelu" and were trained with its approximation.
+    let meant = |a: Activation| if a == Activation::Gelu { Activation::GeluTanh } else { a };
+    let [own, also] = ["hidden_activation", "hidden_act"].map(|name| Activation::named(f, name));
+    if let (Some(own), Some(also)) = (own?, also?)
+        && meant(own) != meant(also)
+    {
+        let found = format!("{:?}", f.string("hidden_activation")?.unwrap_or_default());
+        return Err(f.wrong(
+            "hidden_activation",
+            found,
+            "what hidden_act says: releases differ in which counts",
+        ));
+    }
     let mut c = start(f, Attention::read(f)?)?;
     for layer in &mut c.layers {
-        if let Ffn::Dense(mlp) = &mut layer.ffn
-            && mlp.activation == Activation::Gelu
-        {
-            // The first releases write "gelu" and were trained with its approximation.
-            mlp.activation = Activation::GeluTanh;
+        if let Ffn::Dense(mlp) = &mut layer.ffn {
+            mlp.activation = meant(mlp.activation);
         }
     }
     Ok(c)

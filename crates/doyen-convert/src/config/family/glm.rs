@@ -56,9 +56,7 @@ fn attention(f: &Fields) -> Result<Attention, ConvertError> {
 pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), ConvertError> {
     // What the releases call the rule below.
     for name in ["scoring_func", "topk_method"] {
-        if let Some(rule) = f.string(name)?.filter(|r| !matches!(*r, "sigmoid" | "noaux_tc")) {
-            return Err(f.wrong(name, format!("{rule:?}"), "\"sigmoid\" or \"noaux_tc\""));
-        }
+        f.says(name, &["sigmoid", "noaux_tc"])?;
     }
     // EXAONE's name for them.
     let count = if f.value("num_experts").is_some() { "num_experts" } else { "n_routed_experts" };

@@ -17,7 +17,8 @@ pub(super) fn granite(f: &Fields) -> Result<ModelConfig, ConvertError> {
 /// With this factor on scores where the file has none; without that, the usual one.
 fn start(f: &Fields, scale: Option<f64>) -> Result<ModelConfig, ConvertError> {
     let attention = biased_attention(f)?;
-    let scale = f.float("attention_multiplier")?.or(scale).map_or(attention.scale, |s| s as f32);
+    let scale =
+        f.positive_float("attention_multiplier", Some(scale.unwrap_or(attention.scale.into())))? as f32;
     let mut c = plain(f, Attention { scale, ..attention })?;
     c.set_mlp_bias(f.flag("mlp_bias", false)?);
     c.embedding_scale = f.positive_float("embedding_multiplier", Some(1.0))? as f32;
@@ -44,15 +45,21 @@ pub(super) fn hyperclovax(f: &Fields) -> Result<ModelConfig, ConvertError> {
 
 /// Layers of attention alone, with and without rotation; a feed-forward in the place of shared experts.
 pub(super) fn granite_hybrid(f: &Fields) -> Result<ModelConfig, ConvertError> {
-    let types = f.value("layer_types").or_else(|| f.value("layers_block_type")).and_then(Value::as_array);
+    let name = if f.value("layer_types").is_some() || f.value("layers_block_type").is_none() {
+        "layer_types"
+    } else {
+        "layers_block_type"
+    };
+    let layers = f.size("num_hidden_layers")?;
     let attends = |t: &Value| matches!(t.as_str(), Some("attention" | "full_attention"));
-    let found = match types {
-        None => Some("absent".to_owned()),
+    let found = match f.value(name).and_then(Value::as_array) {
+        None => Some("no list".to_owned()),
+        Some(types) if types.len() != layers => Some(format!("{} entries", types.len())),
         Some(types) => types.iter().find(|t| !attends(t)).map(ToString::to_string),
     };
     if let Some(found) = found {
-        let expected = "\"attention\" for every layer: there is no block for Mamba's";
-        return Err(f.wrong("layer_types", found, expected));
+        let expected = format!("\"attention\" for all {layers} layers: there is no block for Mamba's");
+        return Err(f.wrong(name, found, expected));
     }
     // Read, so that it is known to say nothing.
     let _ = f.value("mamba_d_state");

@@ -11,7 +11,7 @@ use crate::{
     ConvertError,
     config::{
         Attention, Correction, ExpertNames, Fields, Gate, LayerNorms, Mlp, MlpNames, ModelConfig, Moe,
-        NormKind, QkNorm, RouterNames, Routing, Score, Shared, experts::always_normalized, windows,
+        NormKind, QkNorm, Rope, RouterNames, Routing, Score, Shared, experts::always_normalized, windows,
     },
 };
 
@@ -47,22 +47,16 @@ pub(super) fn olmoe_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Conve
 /// Norms over all query and all key heads, partial rotation, experts by sigmoid scores with a correction.
 pub(super) fn minimax_m2(f: &Fields) -> Result<ModelConfig, ConvertError> {
     always_normalized(f)?;
-    for name in ["use_qk_norm", "use_routing_bias"] {
-        if !f.flag(name, true)? {
-            return Err(f.wrong(name, false, "true"));
-        }
-    }
-    for (name, value) in [("qk_norm_type", "per_layer"), ("scoring_func", "sigmoid")] {
-        if let Some(other) = f.string(name)?.filter(|v| *v != value) {
-            return Err(f.wrong(name, format!("{other:?}"), format!("{value:?}")));
-        }
-    }
+    f.says_flag("use_qk_norm", true)?;
+    f.says_flag("use_routing_bias", true)?;
+    f.says("qk_norm_type", &["per_layer"])?;
+    f.says("scoring_func", &["sigmoid"])?;
     if let Some(kind) = f.indices("attn_type_list")?.into_iter().find(|kind| *kind != 1) {
         return Err(f.wrong("attn_type_list", kind, "1, for full attention"));
     }
     let mut f = f.clone();
     if let Some(dim) = f.optional_size("rotary_dim")? {
-        let share = dim as f64 / f.size("head_dim")? as f64;
+        let share = Rope::share(dim, f.size("head_dim")?);
         if f.value("partial_rotary_factor").is_none() {
             f.set("partial_rotary_factor", share.into());
         }
@@ -156,12 +150,8 @@ pub(super) fn afmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     if f.flag("mup_enabled", false)? {
         c.embedding_scale = (c.hidden as f64).sqrt() as f32;
     }
-    if let Some(other) = f.string("score_func")?.filter(|v| *v != "sigmoid") {
-        return Err(f.wrong("score_func", format!("{other:?}"), "\"sigmoid\""));
-    }
-    if !f.flag("route_norm", true)? {
-        return Err(f.wrong("route_norm", false, "true"));
-    }
+    f.says("score_func", &["sigmoid"])?;
+    f.says_flag("route_norm", true)?;
     let every = f.optional_size("global_attn_every_n_layers")?.unwrap_or(4);
     c.set_windows(&windows::by_layer(f, c.layers.len(), |i| !(i + 1).is_multiple_of(every))?);
     for layer in &mut c.layers {
