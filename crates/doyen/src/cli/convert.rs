@@ -86,8 +86,8 @@ pub struct Args {
     #[arg(long, value_name = "on|off", value_parser = Setting::parse_zero_points)]
     zero_points: Option<Setting>,
 
-    /// Experts that the source holds in MXFP4 and that nobody chose a width for: as they are, or as 8-bit codes of the same values,
-    /// twice as large, which run faster and which other runtimes read [default: int8]
+    /// Experts that the source holds in MXFP4 and that nobody chose a width for: as they are, which decodes faster, or as 8-bit codes
+    /// of the same values, twice as large, which read long prompts faster and which other runtimes read [default: int8]
     #[arg(long, value_name = "fp4|int8")]
     mxfp4: Option<Mxfp4>,
 
@@ -223,11 +223,11 @@ struct Bar {
 impl Bar {
     fn new() -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        for (signal, name) in [(SIGINT, "Ctrl-C"), (SIGTERM, "SIGTERM")] {
             // In this order: the first signal finds the flag down and raises it, the second finds it up.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
                 .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
-                .context("cannot handle Ctrl-C")?;
+                .with_context(|| format!("cannot handle {name}"))?;
         }
         let template = "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {wide_msg}";
         Ok(Self { bar: console::bar(0, template), interrupted })
