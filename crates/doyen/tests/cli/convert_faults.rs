@@ -38,7 +38,7 @@ fn missing_files() {
     let place = Place::checkpoint();
     let out = place.beside("out");
     doyen(["convert", nowhere.to_str().unwrap(), "-o", out.to_str().unwrap()])
-        .refused(&["/nowhere/checkpoint", "config.json"]);
+        .refused(&["/nowhere/checkpoint", "no such folder"]);
     for (file, words) in [
         ("config.json", &["config.json"][..]),
         ("model.safetensors", &["model.safetensors", "model.safetensors.index.json"]),
