@@ -103,6 +103,10 @@ impl Fields {
         Some(value)
     }
 
+    fn is_null(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(Value::is_null)
+    }
+
     /// Fields that have a value and that nobody asked for.
     pub(crate) fn unread(&self) -> impl Iterator<Item = (&str, &Value)> {
         let read = self.read.borrow().clone();
@@ -130,9 +134,10 @@ impl Fields {
         }
     }
 
+    /// `null` is false, as it is where released code asks for the field.
     pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ConvertError> {
         match self.value(name) {
-            None => Ok(default),
+            None => Ok(default && !self.is_null(name)),
             Some(Value::Bool(b)) => Ok(*b),
             Some(v) => Err(self.wrong(name, v, "true or false")),
         }
@@ -181,9 +186,12 @@ impl Fields {
         }
     }
 
-    /// An index or a count that may be 0.
+    /// An index or a count that may be 0; `null` only where leaving it out means 0 as well.
     pub(crate) fn count(&self, name: &str, default: usize) -> Result<usize, ConvertError> {
         match self.value(name) {
+            None if default > 0 && self.is_null(name) => {
+                Err(self.wrong(name, "null", "an integer of 0 or more"))
+            }
             None => Ok(default),
             Some(v) => match v.as_u64() {
                 Some(n) if n <= LARGEST => Ok(n as usize),
@@ -216,7 +224,15 @@ impl Fields {
         }
     }
 
-    /// A number above 0; required without a default.
+    /// A number above 0, which is `default` where the field is left out. Released code computes with it: `null` is refused.
+    pub(crate) fn number(&self, name: &str, default: f64) -> Result<f64, ConvertError> {
+        if self.is_null(name) {
+            return Err(self.wrong(name, "null", "a number above 0"));
+        }
+        self.positive_float(name, Some(default))
+    }
+
+    /// A number above 0; required without a default, which `null` stands for as well.
     pub(crate) fn positive_float(&self, name: &str, default: Option<f64>) -> Result<f64, ConvertError> {
         match self.float(name)?.or(default) {
             None => Err(self.absent(name, "a number above 0")),

@@ -245,7 +245,7 @@ impl ModelConfig {
             max_positions,
             norm: Norm {
                 kind: NormKind::Rms,
-                eps: f.positive_float("rms_norm_eps", Some(1e-6))? as f32,
+                eps: f.number("rms_norm_eps", 1e-6)? as f32,
                 zero_centred: false,
             },
             final_norm: "model.norm",

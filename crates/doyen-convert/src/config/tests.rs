@@ -384,3 +384,18 @@ fn fields_of_granite_and_gemma_that_make_no_sense() {
     let same = json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"});
     assert!(of("GemmaForCausalLM", same).is_ok());
 }
+
+#[test]
+fn null_is_not_left_out() {
+    let Value::Object(map) = json!({"none": null}) else { unreachable!() };
+    let f = Fields::new(map);
+    assert_eq!((f.flag("none", true).unwrap(), f.flag("absent", true).unwrap()), (false, true));
+    assert_eq!((f.count("none", 0).unwrap(), f.count("absent", 2).unwrap()), (0, 2));
+    assert_eq!(f.number("absent", 0.5).unwrap(), 0.5);
+    for e in [f.count("none", 2).map(|_| ()), f.number("none", 0.5).map(|_| ())] {
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("none") && e.contains("null"), "{e}");
+    }
+    let e = refusal(json!({"rms_norm_eps": null}));
+    assert!(e.contains("rms_norm_eps") && e.contains("null"), "{e}");
+}

@@ -11,8 +11,8 @@ pub(super) fn cohere(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let rope = attention.rope.map(|r| Rope { interleaved: true, ..r });
     let mut c = plain(f, Attention { rope, ..attention })?;
     c.norm.kind = NormKind::MeanVariance { bias: false };
-    c.norm.eps = f.positive_float("layer_norm_eps", Some(1e-5))? as f32;
-    c.head.divisor = (1.0 / f.positive_float("logit_scale", Some(0.0625))?) as f32;
+    c.norm.eps = f.number("layer_norm_eps", 1e-5)? as f32;
+    c.head.divisor = (1.0 / f.number("logit_scale", 0.0625)?) as f32;
     for layer in &mut c.layers {
         layer.norms = LayerNorms { before_ffn: None, ..LayerNorms::PRE };
         layer.parallel = true;

@@ -36,7 +36,7 @@ pub(super) fn deepseek_v2(f: &Fields) -> Result<ModelConfig, ConvertError> {
         correction: None,
         groups,
         normalize: false,
-        scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
+        scale: f.number("routed_scaling_factor", 1.0)? as f32,
     };
     behind_dense_layers(f, &mut c, moe)?;
     Ok(c)

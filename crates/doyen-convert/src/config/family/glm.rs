@@ -69,7 +69,7 @@ pub(super) fn sigmoid_experts(f: &Fields, c: &mut ModelConfig) -> Result<(), Con
         }),
         groups: Groups::read(f, moe.experts, moe.top_k, 2)?,
         normalize: f.flag("norm_topk_prob", false)?,
-        scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
+        scale: f.number("routed_scaling_factor", 1.0)? as f32,
     };
     behind_dense_layers(f, c, moe)
 }

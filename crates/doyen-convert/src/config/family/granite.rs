@@ -21,9 +21,9 @@ fn start(f: &Fields, scale: Option<f64>) -> Result<ModelConfig, ConvertError> {
         f.positive_float("attention_multiplier", Some(scale.unwrap_or(attention.scale.into())))? as f32;
     let mut c = plain(f, Attention { scale, ..attention })?;
     c.set_mlp_bias(f.flag("mlp_bias", false)?);
-    c.embedding_scale = f.positive_float("embedding_multiplier", Some(1.0))? as f32;
-    c.residual_scale = f.positive_float("residual_multiplier", Some(1.0))? as f32;
-    c.head.divisor = f.positive_float("logits_scaling", Some(1.0))? as f32;
+    c.embedding_scale = f.number("embedding_multiplier", 1.0)? as f32;
+    c.residual_scale = f.number("residual_multiplier", 1.0)? as f32;
+    c.head.divisor = f.number("logits_scaling", 1.0)? as f32;
     Ok(c)
 }
 

@@ -72,7 +72,7 @@ fn delta_hybrid(f: &Fields, projections: DeltaProjections) -> Result<ModelConfig
 pub(super) fn lfm2(f: &Fields) -> Result<ModelConfig, ConvertError> {
     let size = f.optional_size("block_ff_dim")?.map_or_else(|| f.size("intermediate_size"), Ok)?;
     let multiple = f.optional_size("block_multiple_of")?.unwrap_or(256);
-    let factor = f.positive_float("block_ffn_dim_multiplier", Some(1.0))?;
+    let factor = f.number("block_ffn_dim_multiplier", 1.0)?;
     let intermediate = if f.flag("block_auto_adjust_ff_dim", true)? {
         ((factor * (2 * size / 3) as f64) as usize).next_multiple_of(multiple)
     } else {
@@ -91,7 +91,7 @@ pub(super) fn lfm2_moe(f: &Fields) -> Result<ModelConfig, ConvertError> {
         correction: corrected.then_some(Correction { tensors: &["expert_bias"], row: false }),
         groups: None,
         normalize: f.flag("norm_topk_prob", true)?,
-        scale: f.positive_float("routed_scaling_factor", Some(1.0))? as f32,
+        scale: f.number("routed_scaling_factor", 1.0)? as f32,
     };
     let names = ExpertNames { each: ["w1", "w3", "w2"], ..ExpertNames::QWEN };
     let dense = f.count("num_dense_layers", 2)?;
@@ -117,7 +117,7 @@ fn lfm2_layers(f: &Fields, intermediate: usize) -> Result<ModelConfig, ConvertEr
     let names =
         MlpNames { module: "feed_forward", inner: Inner::Gated(Tensors::Each(["w1", "w3"])), down: "w2" };
     let mut c = ModelConfig::plain(f, attention, Mlp { names, ..mlp })?;
-    c.norm.eps = f.positive_float("norm_eps", Some(1e-5))? as f32;
+    c.norm.eps = f.number("norm_eps", 1e-5)? as f32;
     c.final_norm = "model.embedding_norm";
     c.head.tied = f.flag("tie_embedding", c.head.tied)?;
     let layers = c.layers.len();

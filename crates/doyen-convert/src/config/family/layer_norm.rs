@@ -12,7 +12,7 @@ use crate::{
 fn start(f: &Fields, attention: Attention, mlp: Mlp, eps: &str) -> Result<ModelConfig, ConvertError> {
     let mut c = ModelConfig::plain(f, attention, mlp)?;
     c.norm.kind = NormKind::MeanVariance { bias: true };
-    c.norm.eps = f.positive_float(eps, Some(1e-5))? as f32;
+    c.norm.eps = f.number(eps, 1e-5)? as f32;
     Ok(c)
 }
 

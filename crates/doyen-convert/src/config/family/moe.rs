@@ -165,7 +165,7 @@ pub(super) fn afmoe(f: &Fields) -> Result<ModelConfig, ConvertError> {
     for (_, attention) in c.attentions_mut().filter(|(_, a)| a.window.is_none()) {
         attention.rope = None;
     }
-    let scale = f.positive_float("route_scale", Some(1.0))?;
+    let scale = f.number("route_scale", 1.0)?;
     scored_experts(f, &mut c, ("router.gate", "mlp.shared_experts"), scale)?;
     Ok(c)
 }
