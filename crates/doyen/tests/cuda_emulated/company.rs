@@ -68,7 +68,7 @@ fn apart(alone: &Answers, together: &Answers) -> (f32, bool) {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a card; `all_on_an_emulated_card` runs it on an emulated one"]
 fn company_changes_the_last_bits_alone() {
     // Attention with experts; a recurrence; latent attention.
     for package in ["qwen3_moe/package-mobius", "qwen3_next/package-mobius", "deepseek_v2/package-mobius"] {

@@ -29,14 +29,14 @@ fn card(compute: FloatName, kv: KvName) -> Box<dyn Device> {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a card; `all_on_an_emulated_card` runs it on an emulated one"]
 fn queries_that_see_a_nan_become_nan() {
     nan::queries_that_see_a_nan_become_nan(|| card(FloatName::F32, KvName::F32), true);
     nan::queries_that_see_a_nan_become_nan(|| card(FloatName::F32, KvName::Int8), false);
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a card; `all_on_an_emulated_card` runs it on an emulated one"]
 fn later_steps_remember_a_nan_until_the_row_is_written_again() {
     for (kv, bits) in [(KvName::F32, 8), (KvName::F32, 4), (KvName::F32, 0), (KvName::Int8, 0)] {
         nan::later_steps_remember_until_the_row_is_written_again(card(FloatName::F32, kv).as_ref(), bits);

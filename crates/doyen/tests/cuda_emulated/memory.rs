@@ -48,7 +48,7 @@ fn answer(engine: &mut Engine, prompt: usize) -> Result<Vec<TokenId>, EngineErro
 }
 
 #[test]
-#[ignore = "needs an emulated card"]
+#[ignore = "needs an emulated card, on which `all_on_an_emulated_card` runs it"]
 fn emulated_memory_runs_out() {
     let (graph, card) = (graph(), card(FloatName::F16, KvName::F32));
     let context = 256;
@@ -89,7 +89,7 @@ fn emulated_memory_runs_out() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a card; `all_on_an_emulated_card` runs it on an emulated one"]
 fn what_is_longer_than_reserved_is_refused_and_shorter_ones_go_on() {
     let (graph, card) = (graph(), card(FloatName::F16, KvName::F32));
     let planned = plan(&graph, card.as_ref(), 64, MEMORY).unwrap();

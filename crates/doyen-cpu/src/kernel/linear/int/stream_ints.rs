@@ -100,6 +100,7 @@ pub(super) unsafe fn rows<
         job.rows::<Ints<S>, BITS, UNIT, TY, ZEROS>(range, terms, bias, out);
     }
 }
+
 impl<S: Spans> Ints<S> {
     /// Dot products of the groups of an octet whose codes are at `codes`, as far as the first `there` vectors of sums have them. Span `s`
     /// meets the activations of span `s & wrap` from `place` on.
