@@ -178,6 +178,15 @@ static inline void __syncthreads() {
     while (lanes::barriers_passed == before) lanes::yield();
 }
 
+// Whether any lane says so. Marks of two meetings that follow each other lie apart.
+static inline bool __syncthreads_or(bool v) {
+    static unsigned said[2];
+    const unsigned mark = lanes::barriers_passed + 1;
+    if (v) said[mark % 2] = mark;
+    __syncthreads();
+    return said[mark % 2] == mark;
+}
+
 static inline void __syncwarp(unsigned = ~0u) {
     const unsigned nothing = 0;
     lanes::meet(&nothing, 4);
@@ -340,6 +349,16 @@ static inline void emulated_ldmatrix4(unsigned (&r)[4], unsigned address) {
     const unsigned me = lanes::current, board = lanes::meet(&address, 4), l = me % 32;
     for (unsigned m = 0; m < 4; m++)
         memcpy(&r[m], at_shared(lanes::shown<unsigned>(board, me / 32, m * 8 + l / 4)) + l % 4 * 4, 4);
+}
+
+static inline void emulated_ldmatrix4_transposed(unsigned (&r)[4], unsigned address) {
+    const unsigned me = lanes::current, board = lanes::meet(&address, 4), l = me % 32;
+    for (unsigned m = 0; m < 4; m++) {
+        uint16_t pair[2];
+        for (unsigned i = 0; i < 2; i++)
+            memcpy(&pair[i], at_shared(lanes::shown<unsigned>(board, me / 32, m * 8 + l % 4 * 2 + i)) + l / 4 * 2, 2);
+        memcpy(&r[m], pair, 4);
+    }
 }
 
 // The right operand in lines of 128 bytes whose 16-byte pieces are exchanged.

@@ -17,6 +17,9 @@ INSTRUCTIONS = [
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.", "emulated_mma<false>(c, a, b0, b1);"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.", "emulated_mma<true>(c, a, b0, b1);"),
     ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 ", "emulated_ldmatrix4(r, address);"),
+    ("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ", "emulated_ldmatrix4_transposed(r, address);"),
+    ("ex2.approx.ftz.f32 ", "y = exp2f(x);"),
+    ("rcp.approx.ftz.f32 ", "y = 1.f / x;"),
     ("cp.async.cg.shared.global [%0], [%1], 16, %2", "if (live) memcpy(at_shared(to), from, 16); else memset(at_shared(to), 0, 16);"),
     ("cp.async.cg.shared.global [%0], [%1], 16;", "memcpy(to, from, 16);"),
     ("fma.rn.f16x2 ", "d = to_half((double)half_value(a) * half_value(b) + half_value(c)) | "

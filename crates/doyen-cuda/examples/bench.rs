@@ -1,9 +1,9 @@
 //! Times experts and products on a card: chains of layers with their own random weights, so that no cache holds them, run
-//! as steps of a session; and attention over long caches. Prints time a layer and the rates that the bytes and operations it needs
-//! make of it.
+//! as steps of a session; and attention over long caches and of prompts. Prints time a layer and the rates that the bytes and
+//! operations it needs make of it.
 //!
-//! Usage: bench [CUBIN_FOLDER [NAME...]]: names of what is timed, as 4/4, 2/4, 8/8 (widths of experts), products and attention,
-//! and numbers of tokens; all of it unless told.
+//! Usage: bench [CUBIN_FOLDER [NAME...]]: names of what is timed, as 4/4, 2/4, 8/8 (widths of experts), products, attention and
+//! prompts, and numbers of tokens; all of it unless told.
 
 mod graph;
 mod past;
@@ -133,6 +133,9 @@ fn main() -> Result<()> {
     }
     if wants("attention") {
         past::print(&device)?;
+    }
+    if wants("prompts") {
+        past::print_prompts(&device, |tokens| !counts(&[tokens]).is_empty())?;
     }
     if !wants("products") {
         return Ok(());

@@ -3,7 +3,7 @@
 //! is the same to the last bit. The float32 kernels themselves are judged by the conformance cases. Nodes with a past, experts of
 //! small floats and dense ones are compared with the plain executor.
 //!
-//! Usage: check [CUBIN_FOLDER [NAME...]]: names of what is compared, as past, draws, products and experts; all of it unless told.
+//! Usage: check [CUBIN_FOLDER [NAME...]]: names of what is compared, as past, prompts, draws, products and experts; all of it unless told.
 //! The exit code is 1 when something differs.
 
 mod graph;
@@ -171,20 +171,20 @@ fn main() -> Result<ExitCode> {
     let cache: Option<std::path::PathBuf> = args.next().map(Into::into);
     let names: Vec<String> = args.collect();
     let wants = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
-    let open = |operand, limit, dense| {
+    let open = |operand, limit, (dense, kv)| {
         let options = CudaOptions {
             ordinal: 0,
             operand: Some(operand),
-            kv: KvType::Float(FloatType::F32),
+            kv: KvType::Float(kv),
             cache: cache.clone(),
             packaged: None,
             dense,
         };
         Ok::<_, Box<dyn std::error::Error>>((operand, CudaDevice::new(&options)?, limit))
     };
-    let packed = Dense::default();
+    let packed = (Dense::default(), FloatType::F32);
     let devices = [open(Operand::F16, 2e-3, packed)?, open(Operand::Bf16, 1.5e-2, packed)?];
-    let (_, dense, _) = open(Operand::F16, 0.0, Dense { all: true, ..packed })?;
+    let (_, dense, _) = open(Operand::F16, 0.0, (Dense { all: true, ..packed.0 }, FloatType::F32))?;
     let mut stateful = stateful::Outcome::default();
     if wants("past") {
         stateful = stateful::run(&devices[0].1, &dense)?;
@@ -193,6 +193,19 @@ fn main() -> Result<ExitCode> {
         "{} comparisons with the plain executor, {} differ, the largest at {:.2} of its limit",
         stateful.run, stateful.failed, stateful.worst
     );
+    if wants("prompts") {
+        for (operand, kv, limit) in
+            [(Operand::F16, FloatType::F16, 2e-3), (Operand::Bf16, FloatType::BF16, 1.5e-2)]
+        {
+            let (_, device, _) = open(operand, limit, (packed.0, kv))?;
+            let found = stateful::prompts(&device, limit)?;
+            println!(
+                "{} comparisons of attention over {operand} caches, {} differ, the largest at {:.2} of its limit",
+                found.run, found.failed, found.worst
+            );
+            stateful.failed += found.failed;
+        }
+    }
     let mut check = Check { devices, run: 0, failed: 0, worst: 0.0 };
     if wants("draws") {
         draws(&mut check)?;

@@ -6,20 +6,8 @@
 
 #include "doyen.cuh"
 
-enum StoreKind : u32 { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_I8 = 3, KV_I4 = 4, KV_I8_ROW = 5 };
-
 // Bytes of a row of KV_I8_ROW: codes, and the scale that they share.
 __device__ __forceinline__ u32 scaled_row(u32 head_size) { return head_size + 4; }
-
-// Keys or values of a layer: [pages, kv_heads, page_size, head_size]. Mirrors `Store`.
-struct Store {
-    u8* rows;
-    const float* scales;  // one, or one per head and channel
-    u8* lost;             // of codes without a scale of their own: whether a row was given a NaN, which no code is
-    u32 kind;
-    u32 per_channel;
-    u32 head_size;
-};
 
 __device__ __forceinline__ float store_get(const Store& s, u64 row, u32 head, u32 c) {
     u64 at = row * s.head_size + c;
@@ -189,30 +177,6 @@ extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid
         }
 }
 
-// Mirrors `AttendParams`.
-struct AttendParams {
-    Batch batch;
-    Store keys;
-    Store values;
-    const float* q;       // [tokens, heads, head_size]
-    float* y;             // [tokens, heads, v_head_size]
-    float* part;          // [tokens, heads, splits, v_head_size + 2] where keys are split
-    const int2* tiles;    // sequence and first new token of each tile
-    const float* sink;    // [heads], or null
-    const float* bias;    // or null
-    u64 bias_stride[4];   // sequence, head, new token, key
-    u32 bias_keys;
-    u32 heads;
-    u32 queries;          // of a tile
-    u32 window;           // 0: all keys
-    u32 causal;
-    u32 zero_sink;        // a logit of 0 joins the denominator
-    u32 splits;
-    u32 split_keys;       // keys of a split; a multiple of PIECE
-    float scale;
-    float softcap;
-};
-
 #define PIECE 32
 #define ROWS 16
 #define ATTEND_THREADS 128
@@ -225,11 +189,11 @@ struct AttendParams {
 // values it has the channels 8 g + j of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 for tile j of every 64.
 #define LOT 16
 
-// The tile of a block, and a lot of its heads.
+// A query, and a lot of its heads.
 struct Tile {
-    u32 sequence, kv_head, first, past, len, queries;  // first: of the tile, among the sequence's new tokens
-    u32 token, member0, members, group;                // token: the first of the sequence
-    u32 begin, end;                                    // keys
+    u32 sequence, kv_head, first, past;  // first: the query, among the sequence's new tokens
+    u32 token, member0, members, group;
+    u32 begin, least, end;  // keys; least: the first that the query sees
 };
 
 __device__ __forceinline__ u32 halves(u32 a, u32 b, bool high) { return __byte_perm(a, b, high ? 0x7632 : 0x5410); }
@@ -238,7 +202,7 @@ template <class T, int D>
 __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& at, bool waits, float* memory, float* row_max,
                                             float* row_sum) {
     const u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-    const u32 rows = at.queries * at.members;
+    const u32 rows = at.members;
     uint4 keys[2][D / 32], values[2][2][D / 64];
     const uint4 none = make_uint4(0, 0, 0, 0);
     const int* table = p.batch.pages + p.batch.table_start[at.sequence];
@@ -247,6 +211,10 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
     auto row_of = [&](u32 page, u32 k0) {
         return (((u64)page * p.batch.kv_heads + at.kv_head) << p.batch.page_shift) + (k0 & ((1u << p.batch.page_shift) - 1));
     };
+    // What the query does not see stays zeros: it may be no numbers, which a weight of 0 does not take away, or of a page that is
+    // somebody else's.
+    const u32 seen_keys = at.end > at.least ? at.end - at.least : 0;
+    auto live = [&](u32 key) { return key - at.least < seen_keys; };
     const u32 own = at.begin + warp * LOT, step = ATTEND_THREADS / 32 * LOT;
     u64 row = row_of(page_of(own), own);
     u32 next_page = page_of(own + step);
@@ -255,7 +223,7 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
         for (int j = 0; j < 2; j++) {
             const uint4* from = (const uint4*)((const u16*)p.keys.rows + (row + j * 8 + g) * D + t * 8);
 #pragma unroll
-            for (int c = 0; c < D / 32; c++) keys[j][c] = k0 + j * 8 + g < at.end ? from[c * 4] : none;
+            for (int c = 0; c < D / 32; c++) keys[j][c] = live(k0 + j * 8 + g) ? from[c * 4] : none;
         }
     };
     auto load_values = [&](u32 k0) {
@@ -266,7 +234,7 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
                 const u32 key = j * 8 + 2 * t + i;
                 const uint4* from = (const uint4*)((const u16*)p.values.rows + (row + key) * D + g * 8);
 #pragma unroll
-                for (int c = 0; c < D / 64; c++) values[j][i][c] = k0 + key < at.end ? from[c * 8] : none;
+                for (int c = 0; c < D / 64; c++) values[j][i][c] = live(k0 + key) ? from[c * 8] : none;
             }
     };
     // Keys of earlier steps are there before the launches that this one waits for.
@@ -278,12 +246,12 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const u32 r = g + 8 * h;
-        const u32 token = at.token + at.first + r / at.members, head = at.kv_head * at.group + at.member0 + r % at.members;
+        const u32 head = at.kv_head * at.group + at.member0 + r;
 #pragma unroll
         for (int c = 0; c < D / 32; c++) {
             float4 v[2] = {make_float4(0.f, 0.f, 0.f, 0.f), make_float4(0.f, 0.f, 0.f, 0.f)};
             if (r < rows) {
-                const float4* from = (const float4*)(p.q + ((u64)token * p.heads + head) * D + c * 32 + t * 8);
+                const float4* from = (const float4*)(p.q + ((u64)at.token * p.heads + head) * D + c * 32 + t * 8);
                 v[0] = from[0], v[1] = from[1];
             }
 #pragma unroll
@@ -296,9 +264,6 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
     float out[D / 8][4], most[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < D / 8; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0.f;
-    u32 seen_at[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) seen_at[h] = at.past + at.first + (g + 8 * h) / at.members;
 
     for (u32 k0 = own; k0 < at.end; k0 += step) {
         const u32 next = k0 + step;
@@ -322,14 +287,13 @@ __device__ __forceinline__ void attend_tile(const AttendParams& p, const Tile& a
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const u32 h = i / 2, r = g + 8 * h, key = k0 + j * 8 + 2 * t + i % 2;
-                const bool seen = r < rows && key < at.end && (!p.causal || key <= seen_at[h]) &&
-                                  (!p.window || key + p.window > seen_at[h]);
+                const bool seen = r < rows && live(key);
                 float v = s[j][i];
                 if (p.softcap > 0.f) v = p.softcap * tanhf(v / p.softcap);
                 if (p.bias && seen) {
-                    const u32 head = at.kv_head * at.group + at.member0 + r % at.members;
-                    const u64 b = at.sequence * p.bias_stride[0] + head * p.bias_stride[1] +
-                                  (at.first + r / at.members) * p.bias_stride[2] + key * p.bias_stride[3];
+                    const u32 head = at.kv_head * at.group + at.member0 + r;
+                    const u64 b = at.sequence * p.bias_stride[0] + head * p.bias_stride[1] + at.first * p.bias_stride[2] +
+                                  key * p.bias_stride[3];
                     v += key < p.bias_keys ? p.bias[b] : -INF;
                 }
                 s[j][i] = seen ? v : -INF;
@@ -443,17 +407,18 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
         const u32 members = min(lot, group - member0);
         const u32 rows = queries * members;
         // Keys that some query of the tile sees.
-        u32 begin = 0, end = p.causal ? past + tile.y + queries : past + len;
-        if (p.window && past + tile.y + 1 > p.window) begin = past + tile.y + 1 - p.window;
+        u32 least = 0, end = p.causal ? past + tile.y + queries : past + len;
+        if (p.window && past + tile.y + 1 > p.window) least = past + tile.y + 1 - p.window;
         if (p.splits > 1) {
-            begin = max(begin, split * p.split_keys);
+            least = max(least, split * p.split_keys);
             end = min(end, (split + 1) * p.split_keys);
         }
-        begin = begin / PIECE * PIECE;
-        const bool mma = p.keys.kind == p.values.kind && (p.keys.kind == KV_F16 || p.keys.kind == KV_BF16) && dk == dv &&
+        const u32 begin = least / PIECE * PIECE;
+        // Rows of one query see the same keys; where they do not, prefill.cu has the tensor cores' way.
+        const bool mma = queries == 1 && p.keys.kind == p.values.kind && (p.keys.kind == KV_F16 || p.keys.kind == KV_BF16) && dk == dv &&
                          (dk == 64 || dk == 128) && p.batch.page_shift >= 4;
         if (mma) {
-            const Tile part = {(u32)sequence, kv_head, (u32)tile.y, past, len, queries, first, member0, members, group, begin, end};
+            const Tile part = {(u32)sequence, kv_head, (u32)tile.y, past, first + tile.y, member0, members, group, begin, least, end};
             if (p.keys.kind == KV_F16)
                 dk == 64 ? attend_tile<Half, 64>(p, part, member0 == 0, memory, row_max, row_sum)
                          : attend_tile<Half, 128>(p, part, member0 == 0, memory, row_max, row_sum);
@@ -473,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend(const __grid
             for (u32 i = tid; i < rows * dv; i += ATTEND_THREADS) out[i] = 0.f;
             if (tid < ROWS) row_max[tid] = -INF, row_sum[tid] = 0.f;
         }
-        for (u32 k0 = mma ? end : begin; k0 < end; k0 += PIECE) {
+        for (u32 k0 = mma ? end : least; k0 < end; k0 += PIECE) {
             const u32 n = min((u32)PIECE, end - k0);
             __syncthreads();
             for (u32 i = tid; i < n * dk; i += ATTEND_THREADS) {

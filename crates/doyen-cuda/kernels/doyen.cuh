@@ -53,6 +53,8 @@ __device__ __forceinline__ void store_float(void* p, u64 i, u32 kind, float v) {
 // Operands of the tensor cores. `pack` puts `lo` into the low half.
 struct Half {
     static constexpr bool EIGHT = true;  // 8-bit codes fit beside a power of two
+    static constexpr u32 EXPONENT = 0x7c00;  // all of it is set in what is no finite number
+    static __device__ __forceinline__ float wide(u16 h) { return f16_to_f32(h); }
     static __device__ __forceinline__ u32 pack(float lo, float hi) {
         u32 d;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
@@ -67,6 +69,8 @@ struct Half {
 
 struct Brain {
     static constexpr bool EIGHT = false;
+    static constexpr u32 EXPONENT = 0x7f80;
+    static __device__ __forceinline__ float wide(u16 h) { return bf16_to_f32(h); }
     static __device__ __forceinline__ u32 pack(float lo, float hi) {
         u32 d;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
@@ -86,6 +90,14 @@ __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvt
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix4(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix4_transposed(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
@@ -196,6 +208,42 @@ __device__ __forceinline__ u64 cache_row(const Batch& b, int sequence, u32 head,
     u32 page = (u32)b.pages[b.table_start[sequence] + (position >> b.page_shift)];
     return (((u64)page * b.kv_heads + head) << b.page_shift) + (position & ((1u << b.page_shift) - 1));
 }
+
+enum StoreKind : u32 { KV_F32 = 0, KV_F16 = 1, KV_BF16 = 2, KV_I8 = 3, KV_I4 = 4, KV_I8_ROW = 5 };
+
+// Keys or values of a layer: [pages, kv_heads, page_size, head_size]. Mirrors `Store`.
+struct Store {
+    u8* rows;
+    const float* scales;  // one, or one per head and channel
+    u8* lost;             // of codes without a scale of their own: whether a row was given a NaN, which no code is
+    u32 kind;
+    u32 per_channel;
+    u32 head_size;
+};
+
+// Mirrors `AttendParams`.
+struct AttendParams {
+    Batch batch;
+    Store keys;
+    Store values;
+    const float* q;       // [tokens, heads, head_size]
+    float* y;             // [tokens, heads, v_head_size]
+    float* part;          // [tokens, heads, splits, v_head_size + 2] where keys are split
+    const int2* tiles;    // sequence and first new token of each tile
+    const float* sink;    // [heads], or null
+    const float* bias;    // or null
+    u64 bias_stride[4];   // sequence, head, new token, key
+    u32 bias_keys;
+    u32 heads;
+    u32 queries;          // of a tile
+    u32 window;           // 0: all keys
+    u32 causal;
+    u32 zero_sink;        // a logit of 0 joins the denominator
+    u32 splits;
+    u32 split_keys;       // keys of a split; a multiple of PIECE
+    float scale;
+    float softcap;
+};
 
 // ---- normalisation -------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,8 @@ pub enum Module {
     Route,
     /// Attention over paged caches.
     Attention,
+    /// Attention of steps that bring several tokens to a sequence, over caches of an operand.
+    Prefill(Operand),
     /// Cuts, joins, reductions, choices, rotations.
     Parts,
     /// Products of few rows, in float32.
@@ -189,6 +191,7 @@ impl Module {
     /// Every module, with every variant.
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::Pointwise, Self::Route, Self::Attention, Self::Parts, Self::Sample];
+        all.extend(Operand::ALL.map(Self::Prefill));
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Eight(b, o))));
@@ -210,6 +213,7 @@ impl Module {
             Self::Pointwise => ("pointwise.cu", include_str!("../kernels/pointwise.cu")),
             Self::Route => ("route.cu", include_str!("../kernels/route.cu")),
             Self::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
+            Self::Prefill(_) => ("prefill.cu", include_str!("../kernels/prefill.cu")),
             Self::Parts => ("parts.cu", include_str!("../kernels/parts.cu")),
             Self::Gemv(_) => ("gemv.cu", include_str!("../kernels/gemv.cu")),
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
@@ -243,6 +247,7 @@ impl Module {
             | Self::Latent
             | Self::Dense
             | Self::Peak => Vec::new(),
+            Self::Prefill(o) => vec![format!("OPERAND={}", o.type_name())],
             Self::Mini(e) => vec![format!("BITS={}", e.bits())],
             Self::Gemv(w) | Self::Absorb(w) | Self::Expand(w) => vec![format!("BITS={}", w.bits())],
             Self::Few(b, o) | Self::Eight(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
@@ -275,6 +280,7 @@ impl Module {
             }
             Self::Route => &["route", "group", "activate_rows", "combine", "router"],
             Self::Attention => &["attention_prepare", "attend", "attention_join"],
+            Self::Prefill(_) => &["prefill_64", "prefill_96", "prefill_128", "prefill_256"],
             Self::Parts => &["copy_runs", "reduce", "top_k", "pick", "scatter", "rotate"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Eight(..) => &["eight", "eight_activated"],
@@ -317,6 +323,7 @@ impl fmt::Display for Module {
             Self::Pointwise => f.write_str("pointwise"),
             Self::Route => f.write_str("route"),
             Self::Attention => f.write_str("attention"),
+            Self::Prefill(o) => write!(f, "prefill_{o}"),
             Self::Parts => f.write_str("parts"),
             Self::Sample => f.write_str("sample"),
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),

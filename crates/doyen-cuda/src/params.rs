@@ -412,7 +412,7 @@ pub(crate) struct Transpose {
     pub(crate) wide: u32,
 }
 
-/// `Store` of attention.cu: keys or values of a layer.
+/// `Store` of doyen.cuh: keys or values of a layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Store {
@@ -424,7 +424,7 @@ pub(crate) struct Store {
     pub(crate) head_size: u32,
 }
 
-/// `Batch` of attention.cu.
+/// `Batch` of doyen.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Batch {
@@ -469,7 +469,7 @@ pub(crate) struct Prepare {
     pub(crate) node: u32,
 }
 
-/// `AttendParams` of attention.cu.
+/// `AttendParams` of doyen.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Attend {

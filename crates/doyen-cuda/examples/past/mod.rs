@@ -1,4 +1,5 @@
-//! Times decoding attention over long paged caches of 16-bit floats, filled with random keys and values by a step of their own.
+//! Times attention over paged caches of 16-bit floats: one new token of every sequence over long caches, filled with random keys
+//! and values by a step of their own, and whole prompts.
 
 use crate::graph::{Build, Result};
 use doyen_cuda::CudaDevice;
@@ -12,14 +13,14 @@ use doyen_tensor::{DType, PageId, Tensor};
 use std::{sync::Arc, time::Instant};
 
 const PAGE: usize = 32;
-const HEAD: usize = 128;
 
-/// What is timed: sequences of so many positions, query and key heads.
+/// What is timed: sequences of so many positions; query and key heads, and their channels.
 struct Case {
     sequences: usize,
     context: usize,
     heads: usize,
     kv_heads: usize,
+    head: usize,
 }
 
 impl Case {
@@ -29,7 +30,12 @@ impl Case {
 
     /// Bytes of the keys and values that a layer reads.
     const fn bytes(&self) -> usize {
-        self.sequences * self.context * self.kv_heads * HEAD * 2 * 2
+        self.sequences * self.context * self.kv_heads * self.head * 2 * 2
+    }
+
+    /// Operations of a layer that reads prompts of the whole context, each query up to itself.
+    const fn operations(&self) -> usize {
+        self.sequences * self.context * self.context / 2 * self.heads * self.head * 4
     }
 
     /// Layers that read the same queries, keys and values, each with a cache of its own.
@@ -37,13 +43,13 @@ impl Case {
         let mut b = Build::new(layers as u64);
         b.graph.groups.push(CacheGroup {
             kv_heads: self.kv_heads,
-            k_head_size: HEAD,
-            v_head_size: HEAD,
+            k_head_size: self.head,
+            v_head_size: self.head,
             format: KvFormat::Float,
             window: None,
             layers: vec![CachePorts::default(); layers],
         });
-        let dims = |heads: usize| vec![Extent::Fixed(1), Extent::Tokens(1), Extent::Fixed(heads * HEAD)];
+        let dims = |heads: usize| vec![Extent::Fixed(1), Extent::Tokens(1), Extent::Fixed(heads * self.head)];
         let inputs = [self.heads, self.kv_heads, self.kv_heads].map(|heads| {
             let v = b.value(DType::F32, dims(heads));
             b.graph.inputs.push(v);
@@ -54,8 +60,8 @@ impl Case {
                 slot: CacheSlot { group: 0, layer },
                 heads: self.heads,
                 kv_heads: self.kv_heads,
-                head_size: HEAD,
-                v_head_size: HEAD,
+                head_size: self.head,
+                v_head_size: self.head,
                 scale: 0.088,
                 softcap: 0.0,
                 window: None,
@@ -152,6 +158,21 @@ impl Case {
         seconds.sort_by(f64::total_cmp);
         Ok(seconds[seconds.len() / 2])
     }
+
+    /// Least seconds of a step of `layers` layers that reads a whole prompt: its inputs come from the host, at a pace that
+    /// wanders.
+    fn prompt_seconds(&self, device: &CudaDevice, layers: usize) -> Result<f64> {
+        let mut b = self.graph(layers);
+        let mut session = self.session(device, &b)?;
+        let given = inputs(&mut b, self.context)?;
+        let mut least = f64::INFINITY;
+        for _ in 0..12 {
+            let start = Instant::now();
+            self.step(session.as_mut(), 0..1, (0, self.context), &given)?;
+            least = least.min(start.elapsed().as_secs_f64());
+        }
+        Ok(least)
+    }
 }
 
 /// Random inputs of `tokens` tokens.
@@ -165,20 +186,49 @@ fn inputs(b: &mut Build, tokens: usize) -> Result<Vec<Tensor>> {
     inputs.into_iter().map(random).collect()
 }
 
-/// Times all cases and prints them.
+/// Times attention of one new token of every sequence and prints it.
 pub fn print(device: &CudaDevice) -> Result<()> {
-    println!("attention of one new token of every sequence, head size {HEAD}, float16 caches");
+    println!("attention of one new token of every sequence, head size 128, float16 caches");
     for case in [
-        Case { sequences: 32, context: 8192, heads: 32, kv_heads: 8 },
-        Case { sequences: 32, context: 8192, heads: 32, kv_heads: 4 },
-        Case { sequences: 1, context: 1024, heads: 32, kv_heads: 4 },
+        Case { sequences: 32, context: 8192, heads: 32, kv_heads: 8, head: 128 },
+        Case { sequences: 32, context: 8192, heads: 32, kv_heads: 4, head: 128 },
+        Case { sequences: 1, context: 1024, heads: 32, kv_heads: 4, head: 128 },
     ] {
         let seconds = (case.seconds(device, 3)? - case.seconds(device, 1)?) / 2.0;
-        let Case { sequences, context, heads, kv_heads } = case;
+        let Case { sequences, context, heads, kv_heads, .. } = case;
         println!(
             "{sequences} sequences of {context}, {heads} heads over {kv_heads}: {:.1} us, {:.0} GB/s",
             seconds * 1e6,
             case.bytes() as f64 / seconds / 1e9
+        );
+    }
+    Ok(())
+}
+
+/// Times attention of whole prompts of as many tokens as are wanted and prints it.
+pub fn print_prompts(device: &CudaDevice, wanted: impl Fn(usize) -> bool) -> Result<()> {
+    println!(
+        "attention of a prompt, float16 caches, with norms, rotation and append; operations up to the query"
+    );
+    for (context, heads, kv_heads, head) in [
+        (512, 32, 4, 128),
+        (2048, 32, 4, 128),
+        (4096, 32, 4, 128),
+        (512, 64, 8, 64),
+        (2048, 64, 8, 64),
+        (4096, 64, 8, 64),
+        (4096, 32, 32, 96),
+        (4096, 16, 8, 256),
+    ] {
+        if !wanted(context) {
+            continue;
+        }
+        let case = Case { sequences: 1, context, heads, kv_heads, head };
+        let seconds = (case.prompt_seconds(device, 17)? - case.prompt_seconds(device, 1)?) / 16.0;
+        println!(
+            "{context} tokens, {heads} heads of {head} over {kv_heads}: {:.1} us, {:.1} TFLOP/s",
+            seconds * 1e6,
+            case.operations() as f64 / seconds / 1e12
         );
     }
     Ok(())

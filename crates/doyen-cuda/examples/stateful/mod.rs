@@ -23,13 +23,36 @@ use doyen_graph::{
 use doyen_tensor::{DType, PageId, Tensor};
 use std::sync::Arc;
 
-/// New tokens of each of three sequences, step by step.
-const STEPS: [[usize; 3]; 4] = [[5, 1, 18], [1, 1, 1], [1, 1, 1], [3, 1, 2]];
 const SEQUENCES: usize = 3;
-const LIMITS: Limits = Limits { tokens: 24, rows: 1, sequences: SEQUENCES, context: 64, page_size: 16 };
-const PAGES: usize = 4;
-/// Sums in another order.
-const LIMIT: f64 = 2e-5;
+
+/// Steps of three sequences, and how far results may lie apart.
+#[derive(Clone, Copy)]
+struct Course {
+    /// New tokens of each sequence, step by step.
+    steps: [[usize; SEQUENCES]; 4],
+    limits: Limits,
+    apart: f64,
+}
+
+/// In float32: sums in another order.
+const SHORT: Course = Course {
+    steps: [[5, 1, 18], [1, 1, 1], [1, 1, 1], [3, 1, 2]],
+    limits: Limits { tokens: 24, rows: 1, sequences: SEQUENCES, context: 64, page_size: 16 },
+    apart: 2e-5,
+};
+
+/// Prompts of several tiles of queries and of keys, new and continued.
+const PROMPTS: Course = Course {
+    steps: [[70, 1, 131], [1, 1, 1], [33, 2, 1], [20, 75, 5]],
+    limits: Limits { tokens: 202, rows: 1, sequences: SEQUENCES, context: 160, page_size: 16 },
+    apart: 0.0,
+};
+
+impl Course {
+    const fn pages(&self) -> usize {
+        self.limits.context / self.limits.page_size
+    }
+}
 
 /// Comparisons that were made, and the largest share of the limit.
 #[derive(Default)]
@@ -42,12 +65,13 @@ pub struct Outcome {
 struct Judge<'a> {
     packed: &'a CudaDevice,
     dense: &'a CudaDevice,
+    course: Course,
     outcome: Outcome,
 }
 
 /// Runs all comparisons on a device in exact numerics, and experts also on one that multiplies them densely.
 pub fn run(packed: &CudaDevice, dense: &CudaDevice) -> Result<Outcome> {
-    let mut judge = Judge { packed, dense, outcome: Outcome { run: 0, failed: 0, worst: 0.0 } };
+    let mut judge = Judge { packed, dense, course: SHORT, outcome: Outcome::default() };
     for seed in 0..12 {
         judge.convolution(seed)?;
         judge.attention(seed)?;
@@ -62,23 +86,39 @@ pub fn run(packed: &CudaDevice, dense: &CudaDevice) -> Result<Outcome> {
     Ok(judge.outcome)
 }
 
-fn session(device: &CudaDevice, graph: &Arc<Lowered>, pages: usize) -> Result<Box<dyn Session>> {
+/// Compares attention over caches of 16-bit floats, on a device that keeps such, with the plain executor's; `apart` is what
+/// rounding may make of it.
+pub fn prompts(device: &CudaDevice, apart: f64) -> Result<Outcome> {
+    let course = Course { apart, ..PROMPTS };
+    let mut judge = Judge { packed: device, dense: device, course, outcome: Outcome::default() };
+    for seed in 0..12 {
+        judge.prompt(seed)?;
+    }
+    Ok(judge.outcome)
+}
+
+fn session(
+    device: &CudaDevice,
+    limits: &Limits,
+    graph: &Arc<Lowered>,
+    pages: usize,
+) -> Result<Box<dyn Session>> {
     let (mut slots, mut arena) = (Vec::new(), 0usize);
     for v in &graph.values {
-        let n: usize = v.dims.iter().map(|d| d.at(LIMITS.tokens, 1)).product();
+        let n: usize = v.dims.iter().map(|d| d.at(limits.tokens, 1)).product();
         let len = (n * v.dtype.bits() / 8).next_multiple_of(256);
         slots.push(Some(Slot { offset: arena, len }));
         arena += len;
     }
     let mut scratch = 0;
     for node in &graph.nodes {
-        scratch = scratch.max(device.plan(graph, node, &LIMITS, Numerics::Exact)?.scratch);
+        scratch = scratch.max(device.plan(graph, node, limits, Numerics::Exact)?.scratch);
     }
     Ok(device.load(Program {
         slots,
         arena,
         scratch,
-        limits: LIMITS,
+        limits: *limits,
         pages: vec![GroupPages { pages, window: None }; graph.groups.len()],
         state_slots: 2 * SEQUENCES,
         numerics: Numerics::Exact,
@@ -89,6 +129,7 @@ fn session(device: &CudaDevice, graph: &Arc<Lowered>, pages: usize) -> Result<Bo
 /// Runs step `number` of some of the sequences, which have `past` positions.
 fn step(
     session: &mut dyn Session,
+    course: &Course,
     graph: &Lowered,
     (number, past): (usize, &[usize; SEQUENCES]),
     sequences: &[usize],
@@ -97,12 +138,12 @@ fn step(
     let (mut first, mut spans, mut states) = (0, Vec::new(), Vec::new());
     let mut tables = GroupTables::default();
     for &i in sequences {
-        let len = STEPS[number][i];
+        let len = course.steps[number][i];
         spans.push(SeqSpan { first, len, past: past[i] });
         first += len;
         let slot = |step: usize| StateSlot((2 * i + step % 2) as u32);
         states.push(StateSlots { read: number.checked_sub(1).map(slot), write: slot(number) });
-        tables.push(&(0..PAGES).map(|p| PageId((p * SEQUENCES + i) as u32)).collect::<Vec<_>>());
+        tables.push(&(0..course.pages()).map(|p| PageId((p * SEQUENCES + i) as u32)).collect::<Vec<_>>());
     }
     Ok(session.step(&RaggedBatch {
         tokens: &vec![0; first],
@@ -134,10 +175,19 @@ fn rows(t: &Tensor, first: usize, len: usize) -> Result<Tensor> {
 
 /// Attention over a paged cache; its name.
 fn attention_node(b: &mut Build, seed: u64) -> String {
+    let sizes = ([64, 40, 128, 96][seed as usize % 4], [64, 24, 128, 96][seed as usize % 4]);
+    sized_attention(b, seed, sizes, seed % 3 == 1)
+}
+
+/// The same with head sizes of keys and values; `sinks`: whether heads have logits of their own in the denominator.
+fn sized_attention(
+    b: &mut Build,
+    seed: u64,
+    (head_size, v_head_size): (usize, usize),
+    sinks: bool,
+) -> String {
     let kv_heads = 1 + below(b, 3);
     let heads = kv_heads * (1 + below(b, 5));
-    let (head_size, v_head_size) =
-        ([64, 40, 128, 96][seed as usize % 4], [64, 24, 128, 96][seed as usize % 4]);
     b.graph.groups.push(CacheGroup {
         kv_heads,
         k_head_size: head_size,
@@ -165,6 +215,10 @@ fn attention_node(b: &mut Build, seed: u64) -> String {
     let widths = [heads * head_size, kv_heads * head_size, kv_heads * v_head_size];
     let mut operands: Vec<_> = widths.map(|w| Some(Operand::Value(input(b, w)))).into();
     operands.resize(12, None);
+    if sinks {
+        let logits = b.floats(heads, 2.0);
+        operands[7] = Tensor::from_slice([heads], &logits).ok().map(|t| b.constant(t));
+    }
     let y = value(b, heads * v_head_size);
     b.push("attention", LOp::Attention(op), operands, vec![y]);
     b.graph.outputs.push(y);
@@ -176,21 +230,22 @@ impl Judge<'_> {
     fn compare(&mut self, name: &str, device: &CudaDevice, build: &mut Build) -> Result<()> {
         let graph = Arc::new(build.graph.clone());
         let mut naive = Naive::new(build.graph.clone())?;
-        let mut together = session(device, &graph, PAGES * SEQUENCES)?;
-        let mut alone =
-            (0..SEQUENCES).map(|_| session(device, &graph, PAGES * SEQUENCES)).collect::<Result<Vec<_>>>()?;
+        let course = self.course;
+        let session = || session(device, &course.limits, &graph, course.pages() * SEQUENCES);
+        let mut together = session()?;
+        let mut alone = (0..SEQUENCES).map(|_| session()).collect::<Result<Vec<_>>>()?;
         let mut past = [0; SEQUENCES];
-        for (number, lens) in STEPS.iter().enumerate() {
+        for (number, lens) in course.steps.iter().enumerate() {
             let tokens: usize = lens.iter().sum();
             let inputs = inputs(build, &graph, tokens)?;
-            step(together.as_mut(), &graph, (number, &past), &[0, 1, 2], &inputs)?;
+            step(together.as_mut(), &course, &graph, (number, &past), &[0, 1, 2], &inputs)?;
             let ids = vec![0u32; tokens];
             let mut first = 0;
             let mut batch = Vec::new();
             for (sequence, &len) in lens.iter().enumerate() {
                 batch.push(NewTokens { sequence, tokens: &ids[first..first + len] });
                 let own = inputs.iter().map(|t| rows(t, first, len)).collect::<Result<Vec<_>>>()?;
-                step(alone[sequence].as_mut(), &graph, (number, &past), &[sequence], &own)?;
+                step(alone[sequence].as_mut(), &course, &graph, (number, &past), &[sequence], &own)?;
                 for i in 0..graph.outputs.len() {
                     let width = together.output(i).len() / tokens;
                     let here = &together.output(i)[first * width..(first + len) * width];
@@ -209,10 +264,11 @@ impl Judge<'_> {
     fn judge(&mut self, name: &str, got: &[f32], want: &[f32]) {
         let found = distance(got, want);
         self.outcome.run += 1;
-        self.outcome.worst = self.outcome.worst.max(found / LIMIT);
-        if found.is_nan() || found > LIMIT {
+        let limit = self.course.apart;
+        self.outcome.worst = self.outcome.worst.max(found / limit);
+        if found.is_nan() || found > limit {
             self.outcome.failed += 1;
-            println!("DIFFERS {name}: {found:.2e} (limit {LIMIT:.0e})");
+            println!("DIFFERS {name}: {found:.2e} (limit {limit:.0e})");
         }
     }
 
@@ -222,7 +278,7 @@ impl Judge<'_> {
         attention_node(&mut b, 0);
         let graph = Arc::new(b.graph.clone());
         self.outcome.run += 1;
-        match session(self.packed, &graph, 1 << 26).map(|_| ()) {
+        match session(self.packed, &self.course.limits, &graph, 1 << 26).map(|_| ()) {
             Err(e) if e.to_string().contains("cannot allocate") && e.to_string().contains("GiB") => {}
             other => {
                 self.outcome.failed += 1;
@@ -235,6 +291,14 @@ impl Judge<'_> {
     fn attention(&mut self, seed: u64) -> Result<()> {
         let mut b = Build::new(0xA7 + seed);
         let name = attention_node(&mut b, seed);
+        self.compare(&name, self.packed, &mut b)
+    }
+
+    fn prompt(&mut self, seed: u64) -> Result<()> {
+        let mut b = Build::new(0x9F + seed);
+        // The last has no kernel on the tensor cores.
+        let size = [64, 128, 96, 256, 40][seed as usize % 5];
+        let name = sized_attention(&mut b, seed, (size, size), seed.is_multiple_of(2));
         self.compare(&name, self.packed, &mut b)
     }
 

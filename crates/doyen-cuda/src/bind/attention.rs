@@ -1,6 +1,6 @@
 //! Attention: query and key norms, rotary embedding, append to the cache, attend.
 
-use super::{Binder, Context, Kernel, ready};
+use super::{Binder, Context, Kernel, prefill::Prefill, ready};
 use crate::{
     driver::{Addr, Function, Gpu, Grid, Uploads},
     error::CudaError,
@@ -95,6 +95,7 @@ struct AttentionKernel {
     sink: Option<Floats>,
     k_scale: Option<Floats>,
     v_scale: Option<Floats>,
+    prefill: Option<Prefill>,
     functions: Option<Functions>,
 }
 
@@ -252,6 +253,9 @@ impl Kernel for AttentionKernel {
         for floats in all.into_iter().filter_map(Option::as_mut) {
             floats.upload(gpu, constants)?;
         }
+        if let Some(prefill) = &mut self.prefill {
+            prefill.load(gpu)?;
+        }
         self.functions = Some(Functions {
             prepare: gpu.function(Module::Attention, "attention_prepare", self.prepare_shared())?,
             attend: gpu.function(Module::Attention, "attend", self.attend_shared())?,
@@ -285,7 +289,8 @@ impl Kernel for AttentionKernel {
         } else {
             Addr::NONE
         };
-        let queries = tile_queries(self.op.heads, self.op.kv_heads);
+        let prefill = self.prefill.as_ref().filter(|_| Prefill::takes(cx.step.decode, batch.page_shift));
+        let queries = prefill.map_or_else(|| tile_queries(self.op.heads, self.op.kv_heads), |p| p.queries);
         let (tiles, count) = cx.step.tiles(queries)?;
         let (bias, bias_stride, bias_keys) = self.bias(io, cx.batch.sequences)?;
         let params = params::Attend {
@@ -310,6 +315,9 @@ impl Kernel for AttentionKernel {
             scale: self.op.scale,
             softcap: self.op.softcap,
         };
+        if let Some(prefill) = prefill {
+            return prefill.launch(cx.gpu, count, params);
+        }
         let grid = Grid::new([count, self.op.kv_heads, splits], 128).shared(self.attend_shared());
         cx.gpu.launch(&functions.attend, grid, params)?;
         if splits > 1 {
@@ -398,7 +406,9 @@ pub(super) fn bind(b: &Binder<'_>, op: &Attention) -> Result<Box<dyn Kernel>, St
         _ => wide(b, i, "cache scale", 1).map(Some),
     };
     let (k_scale, v_scale) = (scales(at::K_SCALE, op.head_size)?, scales(at::V_SCALE, op.v_head_size)?);
+    let biased = b.operand(at::BIAS).is_some();
     let kernel = AttentionKernel {
+        prefill: if biased { None } else { Prefill::new(op, row, b.setting.shared) },
         op: op.clone(),
         row,
         per_channel,

@@ -16,6 +16,7 @@ mod mini;
 mod norm;
 mod normed;
 mod parts;
+mod prefill;
 mod products;
 mod recurrent;
 mod reference;
@@ -27,6 +28,7 @@ mod wide;
 
 pub(crate) use attention::{Splits, splits, tile_queries};
 pub(crate) use normed::{ROUTED as ARRIVALS, groups, run as run_together};
+pub(crate) use prefill::prefill_queries;
 
 use crate::{
     driver::{Addr, Buffer, Gpu, Uploads},

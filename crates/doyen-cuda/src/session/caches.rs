@@ -39,7 +39,7 @@ impl fmt::Display for KvType {
     }
 }
 
-/// How a row is stored: `StoreKind` of attention.cu.
+/// How a row is stored: `StoreKind` of doyen.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Row {
     Float(FloatType),

@@ -28,7 +28,7 @@ use doyen_graph::{
         Choice, Device, DeviceError, Draw, Limits, NodePlan, Numerics, Program, RaggedBatch, Session,
         StateSlot,
     },
-    lowered::{Attention, CacheSlot, Extent, LNode, LOp, LValueId, Lowered, StateId},
+    lowered::{CacheSlot, Extent, LNode, LOp, LValueId, Lowered, StateId},
 };
 use doyen_tensor::{ByteCount, DType, PageId, Tensor};
 use io::{NodeIo, ValueRef};
@@ -472,13 +472,14 @@ fn groups(graph: &Lowered, nodes: &[Bound]) -> Vec<Range<usize>> {
 
 /// The tile sizes that the attention nodes want.
 fn tile_queries(graph: &Lowered) -> Vec<usize> {
-    let wanted = graph.nodes.iter().filter_map(|n| match &n.op {
-        LOp::Attention(Attention { heads, kv_heads, .. }) => {
-            Some(crate::bind::tile_queries(*heads, *kv_heads))
+    let mut wanted = BTreeSet::new();
+    for node in &graph.nodes {
+        if let LOp::Attention(a) = &node.op {
+            wanted.insert(crate::bind::tile_queries(a.heads, a.kv_heads));
+            wanted.extend(crate::bind::prefill_queries(a));
         }
-        _ => None,
-    });
-    wanted.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+    wanted.into_iter().collect()
 }
 
 /// A tensor in a value's compute type.
