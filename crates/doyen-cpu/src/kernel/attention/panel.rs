@@ -2,7 +2,8 @@
 //!
 //! A score is one vector accumulator over the channels and the sum of its lanes; a weighted sum takes the keys one
 //! after the other. So the bits of a row depend neither on the tile it is in nor on how keys are cut into runs. Stored
-//! rows are widened in registers, once for the rows of a tile, and the lines of the next run are asked for meanwhile.
+//! rows are widened in registers, once for the rows of a tile, and the lines of the next run are asked for meanwhile; where many
+//! tiles meet a run, it is widened beforehand ([`Loops::widen`]) and meets the loops of f32, which give the same bits.
 
 use super::{
     SPLIT,
@@ -50,6 +51,8 @@ pub(super) struct Accumulate<'a> {
 pub(super) struct Loops {
     pub(super) scores: fn(Scores<'_>),
     pub(super) accumulate: fn(Accumulate<'_>),
+    /// Stored numbers as f32; of codes, without their scale.
+    pub(super) widen: fn(&[u8], &mut [f32]),
 }
 
 impl Loops {
@@ -72,7 +75,11 @@ impl Loops {
             Isa::Avx512(_) | Isa::Amx(_) if d.is_multiple_of(16) => x86::avx512::<E>(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) | Isa::AvxVnni(_) | Isa::Avx512(_) | Isa::Amx(_) => x86::avx2::<E>(),
-            _ => Self { scores: portable::scores::<E>, accumulate: portable::accumulate::<E> },
+            _ => Self {
+                scores: portable::scores::<E>,
+                accumulate: portable::accumulate::<E>,
+                widen: portable::widen::<E>,
+            },
         }
     }
 }
@@ -96,7 +103,7 @@ impl Accumulate<'_> {
 mod portable {
     use super::{
         super::{scores::scores_all, sums::accumulate_all},
-        Accumulate, Element, Portable, Scores,
+        Accumulate, Element, Portable, Scores, widen_all,
     };
 
     pub(super) fn scores<E: Element>(s: Scores<'_>) {
@@ -110,6 +117,11 @@ mod portable {
         // SAFETY: as above.
         unsafe { accumulate_all::<Portable, E>(a) }
     }
+
+    pub(super) fn widen<E: Element>(stored: &[u8], out: &mut [f32]) {
+        // SAFETY: arrays need no instruction set.
+        unsafe { widen_all::<Portable, E>(stored, out) }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -120,7 +132,7 @@ mod x86 {
             scores::scores_all,
             sums::accumulate_all,
         },
-        Accumulate, Element, Loops, Scores,
+        Accumulate, Element, Loops, Scores, widen_all,
     };
 
     macro_rules! loops {
@@ -147,13 +159,39 @@ mod x86 {
                     // SAFETY: `Loops::of` asks for the proof of the features.
                     unsafe { inner::<E>(a) }
                 }
-                Loops { scores: scores::<E>, accumulate: accumulate::<E> }
+                fn widen<E: Element>(stored: &[u8], out: &mut [f32]) {
+                    #[target_feature(enable = $features)]
+                    fn inner<E: Element>(stored: &[u8], out: &mut [f32]) {
+                        // SAFETY: the features are those of the lanes.
+                        unsafe { widen_all::<$lanes, E>(stored, out) }
+                    }
+                    // SAFETY: `Loops::of` asks for the proof of the features.
+                    unsafe { inner::<E>(stored, out) }
+                }
+                Loops { scores: scores::<E>, accumulate: accumulate::<E>, widen: widen::<E> }
             }
         };
     }
 
     loops!(avx2, "avx2,fma,f16c", Ymm);
     loops!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Zmm);
+}
+
+/// As [`Loops::widen`].
+///
+/// # Safety
+/// The machine has the instruction set of `L`.
+#[inline(always)]
+unsafe fn widen_all<L: Lanes, E: Element>(stored: &[u8], out: &mut [f32]) {
+    assert_eq!(stored.len(), E::bytes(out.len()), "stored numbers");
+    let whole = out.len() / L::LANES * L::LANES;
+    for i in (0..whole).step_by(L::LANES) {
+        // SAFETY: the caller's promise, and there are as many numbers.
+        unsafe { L::store(out.as_mut_ptr().add(i), E::load::<L>(stored.as_ptr().add(E::bytes(i)))) }
+    }
+    for (i, out) in out.iter_mut().enumerate().skip(whole) {
+        *out = E::get(stored, i);
+    }
 }
 
 /// Lines to ask for, a few at every step of a loop: in bursts they would hold up the loads behind them, and memory and

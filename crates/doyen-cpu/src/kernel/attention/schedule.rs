@@ -10,8 +10,8 @@ use super::{
     panel::{Loops, PAD},
     params::{AttentionParams, Batch, Bias, Rows, Sink},
     spread::{SPREAD_ROWS, is_spread},
-    store::KvStore,
-    tile::{Tile, TileScratch, block_tokens},
+    store::{KvStore, KvType},
+    tile::{Tile, TileScratch, block_tokens, run_numbers},
 };
 use crate::pool::{Pool, UnsafeSlice};
 
@@ -27,6 +27,9 @@ pub(super) struct Call<'a> {
     pub(super) micro: Micro,
     pub(super) key_loops: Loops,
     pub(super) value_loops: Loops,
+    /// The loops of widened runs.
+    pub(super) key_floats: Loops,
+    pub(super) value_floats: Loops,
     pub(super) params: AttentionParams,
     pub(super) group: usize,
     pub(super) q: Rows<'a>,
@@ -48,9 +51,16 @@ fn worker_rows(group: usize) -> usize {
     (tile_tokens(group) * group).max(SPREAD_ROWS)
 }
 
-/// Scratch of one worker: queries, scores, states of a split and running states.
+/// Scratch of one worker: a run, queries, scores, states of a split and running states.
 fn worker_scratch(params: &AttentionParams, group: usize) -> usize {
-    worker_rows(group) * (params.k_head_size.next_multiple_of(PAD) + SPLIT + 2 * (params.v_head_size + 2))
+    worker_run(params)
+        + worker_rows(group)
+            * (params.k_head_size.next_multiple_of(PAD) + SPLIT + 2 * (params.v_head_size + 2))
+}
+
+/// Numbers of a run that is widened.
+fn worker_run(params: &AttentionParams) -> usize {
+    run_numbers(params.k_head_size).max(run_numbers(params.v_head_size))
 }
 
 /// States of one token for all heads and splits of `context` positions.
@@ -106,6 +116,8 @@ impl Attention {
             micro: self.micro,
             key_loops: Loops::new(self.isa, keys.ty(), params.k_head_size),
             value_loops: Loops::new(self.isa, values.ty(), params.v_head_size),
+            key_floats: Loops::new(self.isa, KvType::F32, params.k_head_size),
+            value_floats: Loops::new(self.isa, KvType::F32, params.v_head_size),
             params: *params,
             group,
             q,
@@ -192,9 +204,10 @@ impl Call<'_> {
         // SAFETY: a worker number is in use by one thread at a time, and each has its own part.
         let own = unsafe { team.workers.range(worker * len..(worker + 1) * len) };
         let rows = worker_rows(self.group);
+        let (run, own) = own.split_at_mut(worker_run(&self.params));
         let (q, rest) = own.split_at_mut(rows * self.params.k_head_size.next_multiple_of(PAD));
         let (scores, states) = rest.split_at_mut(rows * SPLIT);
-        (TileScratch { q, scores }, states)
+        (TileScratch { q, scores, run }, states)
     }
 
     pub(super) fn finish(&self, (token, head): (usize, usize), state: &[f32], team: &Team<'_>) {

@@ -10,10 +10,10 @@
 use super::{
     SPLIT,
     micro::{clear, split_state_mut},
-    panel::{Accumulate, PAD, Scores},
+    panel::{Accumulate, Loops, PAD, Scores},
     params::Run,
     schedule::Call,
-    store::{KvScales, KvStore},
+    store::{KvScales, KvStore, KvType},
 };
 use std::ops::Range;
 
@@ -22,6 +22,8 @@ pub(super) const BLOCK_ROWS: usize = 12;
 /// Stored bytes of a run: half of the first-level cache (a quarter was 3 to 9 percent slower, an eighth a fifth). While one is worked
 /// on, the next is asked for: without that reading takes 1.7 times as long, with heads one after the other a page was 4 percent slower.
 const RUN_BYTES: usize = 16 * 1024;
+/// Rows of a head that meet a run of narrow numbers before it pays to widen them all at once.
+const WIDENED_ROWS: usize = 2 * BLOCK_ROWS;
 
 /// Consecutive new tokens of a sequence, seen by the query heads of some consecutive key heads.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +44,42 @@ pub(super) struct TileScratch<'s> {
     pub(super) q: &'s mut [f32],
     /// `[rows, SPLIT]`
     pub(super) scores: &'s mut [f32],
+    /// [`run_numbers`] of the longer of keys and values.
+    pub(super) run: &'s mut [f32],
+}
+
+/// Positions of a run whose rows take `row` bytes.
+fn run_positions(row: usize) -> usize {
+    (RUN_BYTES / row.max(1)).max(1).next_multiple_of(4)
+}
+
+/// Numbers of a run of rows of `d` that is widened.
+pub(super) fn run_numbers(d: usize) -> usize {
+    run_positions(4 * d) * d
+}
+
+/// A run as its loops take it.
+struct Stored<'a> {
+    loops: Loops,
+    rows: &'a [u8],
+    /// Bytes of a row.
+    pitch: usize,
+}
+
+/// Rows of `d` numbers as they lie, or widened into `run` for the `floats` loops.
+fn stored<'a>(
+    (loops, floats): (Loops, Loops),
+    (rows, ty): (&'a [u8], KvType),
+    d: usize,
+    run: Option<&'a mut [f32]>,
+) -> Stored<'a> {
+    let pitch = ty.row_bytes(d);
+    let Some(run) = run else { return Stored { loops, rows, pitch } };
+    let run = &mut run[..rows.len() / pitch.max(1) * d];
+    (loops.widen)(rows, run);
+    // SAFETY: floats have no padding, and bytes no alignment.
+    let rows = unsafe { std::slice::from_raw_parts(run.as_ptr().cast(), size_of_val(run)) };
+    Stored { loops: floats, rows, pitch: 4 * d }
 }
 
 impl Tile {
@@ -133,23 +171,32 @@ impl Tile {
         self.values(call, &keys, scratch, states);
     }
 
+    /// Whether runs of a store are widened before rows meet them.
+    fn widens(&self, call: &Call<'_>, store: &KvStore<'_>) -> bool {
+        store.ty() != KvType::F32 && self.head_rows(call) >= WIDENED_ROWS
+    }
+
     fn scores(&self, call: &Call<'_>, keys: &Range<usize>, scratch: &mut TileScratch<'_>) {
         let d = call.params.k_head_size;
-        let (pitch, bytes) = (d.next_multiple_of(PAD), call.keys.ty().row_bytes(d));
+        let pitch = d.next_multiple_of(PAD);
         let first_value = self.runs(call, &call.values, keys.clone()).next();
         let after = first_value.map_or(&[][..], |run| call.values.rows(&run, self.kv_head));
+        let TileScratch { q, scores, run: wide } = scratch;
+        let widens = self.widens(call, &call.keys);
         self.each_run(call, &call.keys, keys, after, |head, run, k, mut ahead| {
+            let wide = widens.then_some(&mut **wide);
+            let k = stored((call.key_loops, call.key_floats), (k, call.keys.ty()), d, wide);
             self.parts(call, &run.positions, &mut |rows, seen| {
                 let row = head * self.head_rows(call) + rows.start;
                 let at = seen.start - run.positions.start;
-                (call.key_loops.scores)(Scores {
-                    q: &scratch.q[row * pitch..],
+                (k.loops.scores)(Scores {
+                    q: &q[row * pitch..],
                     rows: rows.len(),
                     d,
-                    k: &k[at * bytes..][..seen.len() * bytes],
+                    k: &k.rows[at * k.pitch..][..seen.len() * k.pitch],
                     keys: seen.len(),
                     ahead: std::mem::take(&mut ahead),
-                    out: &mut scratch.scores[row * SPLIT + seen.start % SPLIT..],
+                    out: &mut scores[row * SPLIT + seen.start % SPLIT..],
                 });
             });
         });
@@ -163,16 +210,20 @@ impl Tile {
         states: &mut [f32],
     ) {
         let d = call.params.v_head_size;
-        let (pitch, bytes) = (d + 2, call.values.ty().row_bytes(d));
+        let pitch = d + 2;
+        let TileScratch { scores, run: wide, .. } = scratch;
+        let widens = self.widens(call, &call.values);
         self.each_run(call, &call.values, keys, &[], |head, run, v, mut ahead| {
+            let wide = widens.then_some(&mut **wide);
+            let v = stored((call.value_loops, call.value_floats), (v, call.values.ty()), d, wide);
             self.parts(call, &run.positions, &mut |rows, seen| {
                 let row = head * self.head_rows(call) + rows.start;
                 let at = seen.start - run.positions.start;
-                (call.value_loops.accumulate)(Accumulate {
-                    p: &scratch.scores[row * SPLIT + seen.start % SPLIT..],
+                (v.loops.accumulate)(Accumulate {
+                    p: &scores[row * SPLIT + seen.start % SPLIT..],
                     rows: rows.len(),
                     d,
-                    v: &v[at * bytes..][..seen.len() * bytes],
+                    v: &v.rows[at * v.pitch..][..seen.len() * v.pitch],
                     keys: seen.len(),
                     ahead: std::mem::take(&mut ahead),
                     acc: &mut states[row * pitch..],
@@ -207,8 +258,9 @@ impl Tile {
 
     /// The stored rows of `keys` in runs that fit into the first-level cache.
     fn runs(&self, call: &Call<'_>, store: &KvStore<'_>, keys: Range<usize>) -> impl Iterator<Item = Run> {
-        let row = store.ty().row_bytes(store.layout().head_size).max(1);
-        call.batch.runs(self.sequence, keys, (RUN_BYTES / row).max(1).next_multiple_of(4))
+        let d = store.layout().head_size;
+        let row = if self.widens(call, store) { 4 * d } else { store.ty().row_bytes(d) };
+        call.batch.runs(self.sequence, keys, run_positions(row))
     }
 
     /// Calls `f(rows, keys)` so that every row gets those of `keys` that it sees once, in ascending order.
