@@ -6,7 +6,7 @@ use crate::model::cpu;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use doyen_cpu::CpuDevice;
-use doyen_graph::device::Device;
+use doyen_graph::device::{Device, Numerics};
 use doyen_tensor::{ByteCount, FloatType};
 use std::{num::NonZeroUsize, str::FromStr};
 
@@ -91,7 +91,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, value_name = "TYPE")]
     pub compute_dtype: Option<FloatName>,
 
-    /// Type of the KV cache, where the package does not quantize it [default: f32 on the CPU, the compute type on a card]
+    /// Type of the KV cache, where the package does not quantize it [default: f32 with exact numerics, otherwise f16 on the CPU and the compute type on a card]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv_dtype: Option<KvName>,
 
@@ -114,39 +114,40 @@ pub struct Opened {
 }
 
 impl DeviceArgs {
-    /// Float32 caches unless told otherwise, to compare with what knows no other.
-    pub fn exact_kv(self) -> Self {
-        Self { kv_dtype: Some(self.kv_dtype.unwrap_or(KvName::F32)), ..self }
+    /// The type of caches: float32 where `numerics` are exact, unless told otherwise.
+    fn kv(&self, numerics: Numerics, fast: KvName) -> KvName {
+        self.kv_dtype.unwrap_or(if numerics == Numerics::Exact { KvName::F32 } else { fast })
     }
 
-    /// Opens the device.
+    /// Opens the device, for a model in `numerics`.
     ///
     /// # Errors
     /// When it cannot be used; says what is missing.
-    pub fn open(&self, threads: Option<NonZeroUsize>) -> Result<Opened> {
+    pub fn open(&self, threads: Option<NonZeroUsize>, numerics: Numerics) -> Result<Opened> {
         match self.device {
-            DeviceName::Cpu => Ok(Opened { device: Box::new(self.cpu(threads)?), memory: None }),
-            DeviceName::Cuda(ordinal) => self.cuda(ordinal),
+            DeviceName::Cpu => Ok(Opened { device: Box::new(self.cpu(threads, numerics)?), memory: None }),
+            DeviceName::Cuda(ordinal) => self.cuda(ordinal, numerics),
         }
     }
 
-    /// The CPU, with caches of the type asked for.
+    /// The CPU, with caches of the type asked for or, in fast numerics, of f16: half of the bytes, and rounding far below that of int8
+    /// activations (docs/numerics.md).
     ///
     /// # Errors
     /// As [`cpu`], and when it is asked to compute in another type than its own.
-    pub fn cpu(&self, threads: Option<NonZeroUsize>) -> Result<CpuDevice> {
+    pub fn cpu(&self, threads: Option<NonZeroUsize>, numerics: Numerics) -> Result<CpuDevice> {
         ensure!(
             matches!(self.compute_dtype, None | Some(FloatName::F32)),
             "--compute-dtype is a card's (--device cuda): the CPU computes in f32"
         );
         ensure!(self.qmoe_scratch.is_none(), "--qmoe-scratch is a card's (--device cuda)");
-        let kv = self.kv_dtype.unwrap_or(KvName::F32).float();
+        let kv = self.kv(numerics, KvName::F16).float();
         let kv = kv.context("--kv-dtype int8 is a card's (--device cuda): the CPU keeps f32, bf16 or f16")?;
         Ok(cpu(threads)?.with_kv(kv))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda(&self, ordinal: usize) -> Result<Opened> {
+    fn cuda(&self, ordinal: usize, numerics: Numerics) -> Result<Opened> {
         use doyen_cuda::{CudaDevice, CudaOptions, Dense, KvType, module::Operand};
 
         let compute = self.compute_dtype.unwrap_or(FloatName::Bf16);
@@ -155,7 +156,7 @@ impl DeviceArgs {
             FloatName::F16 => Some(Operand::F16),
             FloatName::Bf16 => Some(Operand::Bf16),
         };
-        let kv = self.kv_dtype.unwrap_or_else(|| compute.into());
+        let kv = self.kv(numerics, compute.into());
         let kv = kv.float().map_or(KvType::Int8, KvType::Float);
         let scratch = self
             .qmoe_scratch
@@ -169,7 +170,7 @@ impl DeviceArgs {
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn cuda(&self, _: usize) -> Result<Opened> {
+    fn cuda(&self, _: usize, _: Numerics) -> Result<Opened> {
         anyhow::bail!("this build has no CUDA: build with --features cuda")
     }
 }

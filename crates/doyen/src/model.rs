@@ -134,7 +134,7 @@ impl Model {
         let tokenizer = tokenizer(&package)?;
         let templates = templates(&package);
         progress.set_message("planning");
-        let opened = progress.suspend(|| args.device.open(args.threads))?;
+        let opened = progress.suspend(|| args.device.open(args.threads, args.numerics.into()))?;
         let device = opened.device.as_ref();
         let graph = Arc::new(lowered(&package)?);
         let options = PlanOptions {

@@ -10,7 +10,10 @@ use crate::{
     device::{DeviceArgs, DeviceName},
 };
 use anyhow::{Context, Result};
-use doyen_graph::testkit::{Case, Exceptions, Reference, Report, Runner, run};
+use doyen_graph::{
+    device::Numerics,
+    testkit::{Case, Exceptions, Reference, Report, Runner, run},
+};
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
@@ -87,8 +90,8 @@ impl Args {
         let runner: Box<dyn Runner> = match self.backend {
             Backend::Reference => Box::new(Reference),
             Backend::Device(device) => {
-                let args = DeviceArgs { device, ..DeviceArgs::default() }.exact_kv();
-                let runner = DeviceRunner::new(args.open(self.threads)?.device);
+                let args = DeviceArgs { device, ..DeviceArgs::default() };
+                let runner = DeviceRunner::new(args.open(self.threads, Numerics::Exact)?.device);
                 Box::new(runner.numerics(self.numerics.into()))
             }
         };

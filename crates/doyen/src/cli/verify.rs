@@ -95,11 +95,14 @@ impl Args {
         let progress = console::spinner("reading the package");
         let package = open(self.package.as_deref())?;
         let graph = Arc::new(lowered(&package)?);
-        let mut devices = vec![("", self.device.clone().exact_kv().open(self.threads)?.device)];
+        // Caches in float32: the reference knows no other.
+        let open =
+            |args: &DeviceArgs| Ok::<_, anyhow::Error>(args.open(self.threads, Numerics::Exact)?.device);
+        let mut devices = vec![("", open(&self.device)?)];
         let experts = graph.nodes.iter().any(|n| matches!(n.op, LOp::Experts(_)));
         if self.device.device != DeviceName::Cpu && experts {
-            let dense = DeviceArgs { all_dense: true, ..self.device.clone().exact_kv() };
-            devices.push((", dense experts", dense.open(self.threads)?.device));
+            let dense = DeviceArgs { all_dense: true, ..self.device.clone() };
+            devices.push((", dense experts", open(&dense)?));
         }
         let modes = match self.numerics {
             Some(n) => vec![n.into()],

@@ -22,13 +22,11 @@ fn a_model_is_measured_beside_the_read_loop() {
     let args =
         ["bench", "--prompt", "9", "--gen", "3", "--batch", "2", "--repetitions", "2", "--threads", "1"];
     let report = json(&[&args[..], &["--json"]].concat());
-    assert_eq!(report["kv_dtype"], "f32");
-    let half = json(&[&args[..], &["--json", "--kv-dtype", "f16"]].concat());
-    assert_eq!(half["kv_dtype"], "f16");
-    assert_eq!(
-        half["memory"]["kv_bytes"].as_u64().unwrap() * 2,
-        report["memory"]["kv_bytes"].as_u64().unwrap()
-    );
+    assert_eq!(report["kv_dtype"], "f16");
+    let exact = json(&[&args[..], &["--json", "--numerics", "exact"]].concat());
+    assert_eq!(exact["kv_dtype"], "f32");
+    let kv_bytes = |report: &Value| report["memory"]["kv_bytes"].as_u64().unwrap();
+    assert_eq!(kv_bytes(&exact), 2 * kv_bytes(&report));
     for key in ["first_token_ms", "prefill_tok_s", "decode_tok_s", "read_gb_s", "share_of_read"] {
         is_spread(&report[key], 2);
     }

@@ -15,7 +15,7 @@ mod memory;
 mod nan;
 
 use doyen::device::{DeviceArgs, DeviceName, FloatName, KvName};
-use doyen_graph::device::Device;
+use doyen_graph::device::{Device, Numerics};
 
 /// A card that multiplies in `compute` and holds keys and values in `kv`.
 fn card(compute: FloatName, kv: KvName) -> Box<dyn Device> {
@@ -25,7 +25,7 @@ fn card(compute: FloatName, kv: KvName) -> Box<dyn Device> {
         kv_dtype: Some(kv),
         ..DeviceArgs::default()
     };
-    args.open(None).expect("there is a card").device
+    args.open(None, Numerics::Fast).expect("there is a card").device
 }
 
 #[test]

@@ -104,10 +104,11 @@ impl Args {
             "{bar:30} {pos}/{len} repetitions  {eta} left",
         );
         let (json, text) = if self.device.device == DeviceName::Cpu {
-            let report = measure(&options, &self.device.cpu(self.threads)?, || bar.inc(1))?;
+            let report = measure(&options, &self.device.cpu(self.threads, options.numerics)?, || bar.inc(1))?;
             (report.json(), report.text())
         } else {
-            let report = card::measure(&options, &self.device.open(self.threads)?, || bar.inc(1))?;
+            let report =
+                card::measure(&options, &self.device.open(self.threads, options.numerics)?, || bar.inc(1))?;
             (report.json(), report.text())
         };
         bar.finish_and_clear();
