@@ -47,6 +47,10 @@ mod vnni;
 pub(super) use scales::load8;
 #[cfg(target_arch = "x86_64")]
 pub(super) use stream::lane_sums;
+#[cfg(target_arch = "x86_64")]
+pub(super) use stream_ints::pairs;
+#[cfg(target_arch = "x86_64")]
+pub(super) use vnni::{Avx512Vl, AvxVnni, Dpbusd};
 
 use super::{Kernel, Mode};
 use crate::{

@@ -305,7 +305,7 @@ unsafe fn eight_groups<const BITS: usize, const UNIT: usize>(m: &[__m256i; LANES
 /// # Safety
 /// AVX2 is there.
 #[inline(always)]
-unsafe fn pairs(a: __m256i, b: __m256i, short: bool) -> __m256i {
+pub(in super::super) unsafe fn pairs(a: __m256i, b: __m256i, short: bool) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
         if short {

@@ -15,7 +15,7 @@ use std::{arch::x86_64::*, marker::PhantomData};
 entries!("avxvnni", "avx2,fma,f16c,avxvnni", Sixteen<Vnni<AvxVnni>>, Eight, Vnni<AvxVnni>);
 
 /// An encoding of `vpdpbusd`.
-pub(super) trait Dpbusd {
+pub(in super::super) trait Dpbusd {
     /// Unsigned bytes of `w` times signed ones of `a`, four products added to each lane of `sum`.
     ///
     /// # Safety
@@ -24,7 +24,7 @@ pub(super) trait Dpbusd {
 }
 
 /// That of AVX-512 VNNI and VL.
-pub(super) struct Avx512Vl;
+pub(in super::super) struct Avx512Vl;
 
 impl Dpbusd for Avx512Vl {
     #[inline(always)]
@@ -35,7 +35,7 @@ impl Dpbusd for Avx512Vl {
 }
 
 /// That of AVX-VNNI.
-pub(super) struct AvxVnni;
+pub(in super::super) struct AvxVnni;
 
 impl Dpbusd for AvxVnni {
     #[inline(always)]

@@ -1,20 +1,18 @@
 //! Products with floats of 4 and 8 bits (MXFP4, NVFP4, FP8): rows are decoded, some columns at a time, where they are used.
 //!
-//! Numerics. The columns are taken in runs of 8, ascending; run `r` goes to `acc = lane[r % 8]` of an element's eight
-//! accumulators:
-//! * int8 activations (E2M1 only): `acc = fma(dot, scale_w * scale_a, acc)`, `dot` the exact integer sum of twice the weights
-//!   times the activation codes;
-//! * f32 activations: column `c` goes to `lane[c % 8]` instead, `acc = fma(weight * scale_w, x, acc)`.
+//! Numerics, of an element's eight accumulators:
+//! * int8 activations (E2M1 only): columns are taken in groups of at most 32, anew at each block; group `g` goes to
+//!   `acc = lane[g % 8]`, `acc = fma(dot, scale_w * scale_a, acc)`, `dot` the exact integer sum of twice the weights times the
+//!   activation codes: the order of quantized products ([`super`]);
+//! * f32 activations: column `c` goes to `lane[c % 8]`, `acc = fma(weight * scale_w, x, acc)`.
 //!
 //! Then the lanes are added, and the sum is multiplied by the matrix's global scale and gets the bias. `exact` and `fast` give these
-//! bits in portable Rust, `avx2` the same ones faster, `stream` for few rows of activations; they depend neither on the tokens of a call nor on its range of rows.
+//! bits in portable Rust, `octets` those of `fast` with vectors; they depend neither on the tokens of a call nor on its range of rows.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod exact;
 mod fast;
 #[cfg(target_arch = "x86_64")]
-mod stream;
+mod octets;
 #[cfg(test)]
 mod tests;
 
@@ -26,14 +24,14 @@ use doyen_tensor::{
 };
 use std::ops::Range;
 
-/// Columns that are decoded at a time; whole spans of int8 activations.
+/// Columns that are decoded at a time.
 const CHUNK: usize = 2048;
 /// Rows whose accumulators are kept at a time.
 const ROWS: usize = 16;
 /// Prepared rows of activations that meet decoded weights at a time.
 const BATCH: usize = 8;
-/// Scales of a chunk, and as many zeros as a kernel reads beyond them.
-const SCALES: usize = CHUNK / 16 + 4;
+/// Scales of a chunk.
+const SCALES: usize = CHUNK / 16;
 
 /// Whether products of int8 activations exist for an element.
 pub(super) const fn takes_int8(element: Element) -> bool {
@@ -49,11 +47,15 @@ pub(super) fn kernel(element: Element, mode: Mode, isa: Isa) -> Kernel {
         };
         return Kernel::mini(name, exact::rows(isa));
     }
-    #[cfg(target_arch = "x86_64")]
-    if isa.avx2().is_some() {
-        return Kernel::mini("avx2-e2m1-fast", avx2::rows);
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => Kernel::mini("avx2-e2m1-fast", octets::avx2),
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni(_) => Kernel::mini("avxvnni-e2m1-fast", octets::avxvnni),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) | Isa::Amx(_) => Kernel::mini("avx512-e2m1-fast", octets::avx512),
+        _ => Kernel::mini("scalar-e2m1-fast", fast::rows),
     }
-    Kernel::mini("scalar-e2m1-fast", fast::rows)
 }
 
 /// Accumulators of a batch of activation rows and a block of weight rows.
@@ -112,7 +114,7 @@ fn pieces(
             let mut sums: Sums = [[[0.0; LANES]; ROWS]; BATCH];
             for cols in tiles(0..w.cols, CHUNK) {
                 if let Some(stage) = &mut stage {
-                    gather(w, rows.clone(), cols.clone(), stage);
+                    gather(w, rows.clone(), cols.clone(), (&mut stage[..], CHUNK));
                 }
                 for (r, n) in rows.clone().enumerate() {
                     let block = widen(w, n, &cols, &mut scales);
@@ -151,14 +153,14 @@ fn widen(w: &MiniMatrix<'_>, n: usize, cols: &Range<usize>, out: &mut [f32; SCAL
     block
 }
 
-/// Gathers the codes of `rows` and `cols`, a row every [`CHUNK`] bytes.
-fn gather(w: &MiniMatrix<'_>, rows: Range<usize>, cols: Range<usize>, stage: &mut Stage) {
+/// Gathers the codes of `rows` and `cols`, a row every `pitch` bytes.
+fn gather(w: &MiniMatrix<'_>, rows: Range<usize>, cols: Range<usize>, (stage, pitch): (&mut [u8], usize)) {
     stage.fill(0);
     let (per_byte, bytes) = (w.element.per_byte(), w.line_bytes());
     for (i, k) in cols.enumerate() {
         let line = &w.codes[k * bytes..(k + 1) * bytes];
         for (r, n) in rows.clone().enumerate() {
-            stage[r * CHUNK + i / per_byte] |= w.element.code(line, n) << (8 / per_byte * (i % per_byte));
+            stage[r * pitch + i / per_byte] |= w.element.code(line, n) << (8 / per_byte * (i % per_byte));
         }
     }
 }
