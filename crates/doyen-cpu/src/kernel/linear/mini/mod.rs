@@ -13,6 +13,8 @@ mod exact;
 mod fast;
 #[cfg(target_arch = "x86_64")]
 mod octets;
+#[cfg(target_arch = "x86_64")]
+mod products;
 #[cfg(test)]
 mod tests;
 
