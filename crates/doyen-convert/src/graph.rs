@@ -88,6 +88,7 @@ pub(crate) fn assemble(
     check_shapes(graph.clone(), &store)?;
     leftovers(config, checkpoint, &mut notices)?;
     notices.extend_from_slice(&config.notices);
+    notices.extend(options.without_effect(&store.parts));
     let report = Report {
         architecture: config.architecture.clone(),
         parts: store.parts.clone(),

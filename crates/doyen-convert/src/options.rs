@@ -7,8 +7,9 @@ mod parse;
 
 pub use parse::OptionError;
 
-use doyen_tensor::{FloatType, format::Bits};
-use std::fmt;
+use crate::report::Part;
+use doyen_tensor::{ByteCount, FloatType, format::Bits};
+use std::{collections::BTreeMap, fmt};
 
 /// Width of a weight: packed integer codes, or the package's float type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +149,7 @@ pub struct Options {
 pub enum Mxfp4 {
     /// As they are: 4-bit floats with their powers of two.
     Kept,
-    /// 8-bit codes, which every runtime of QMoE reads, and which decode faster here for twice the bytes.
+    /// 8-bit codes for twice the bytes, which every runtime of QMoE reads, and with which long prompts are read faster here.
     #[default]
     Codes8,
 }
@@ -182,6 +183,30 @@ impl Options {
         ];
         let float = Some(Width::Float);
         Self { settings, embed: float, lm_head: float, dtype, ..Self::default() }
+    }
+
+    /// What was asked for and has no effect on a model made of `parts`: one sentence each.
+    pub(crate) fn without_effect(&self, parts: &BTreeMap<Part, ByteCount>) -> Vec<String> {
+        let of_layers = self.layers.iter().flat_map(|l| &l.settings);
+        let mut told: Vec<String> = Vec::new();
+        for setting in self.settings.iter().chain(of_layers) {
+            let (option, what, needs) = match setting {
+                Setting::Experts(Width::Bits(_))
+                | Setting::Fc1(Width::Bits(_))
+                | Setting::Fc2(Width::Bits(_)) => ("experts", "experts", Part::ExpertsFc1),
+                Setting::Mlp(Width::Bits(_)) => ("mlp", "dense feed-forward", Part::Mlp),
+                Setting::SharedExperts(Width::Bits(_)) => {
+                    ("shared-experts", "shared experts", Part::SharedExperts)
+                }
+                Setting::Router(Width::Bits(_)) => ("router", "routers", Part::Router),
+                _ => continue,
+            };
+            let sentence = format!("the width of {option} has no effect: the model has no {what}");
+            if !parts.contains_key(&needs) && !told.contains(&sentence) {
+                told.push(sentence);
+            }
+        }
+        told
     }
 
     /// Formats of the model as a whole (embedding and head use its block and zero points).

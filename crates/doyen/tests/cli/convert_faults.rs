@@ -130,6 +130,12 @@ fn wrong_shapes_and_configurations() {
     let run = convert(&place, &[]);
     run.ok();
     run.says(&["note: ", "left out", "model.layers.2"]);
+    let run = convert(&Place::checkpoint(), &["--experts", "4", "--layers", "0:shared-experts=2"]);
+    run.ok();
+    run.says(&[
+        "note: the width of experts has no effect: the model has no experts",
+        "of shared-experts has no effect",
+    ]);
     for text in ["", "{", "[]", "null"] {
         let place = Place::checkpoint();
         place.edit("config.json", |_| text.as_bytes().to_vec());
