@@ -208,6 +208,26 @@ impl Fields {
             .ok_or_else(|| self.wrong(name, v, "a list of integers"))
     }
 
+    /// Of which of two kinds each of `layers` layers is: whether of the second. `None` where there is no such list.
+    pub(crate) fn layer_kinds(
+        &self,
+        name: &str,
+        layers: usize,
+        [first, second]: [&str; 2],
+    ) -> Result<Option<Vec<bool>>, ConvertError> {
+        let Some(v) = self.value(name) else { return Ok(None) };
+        let kinds = v.as_array().ok_or_else(|| self.wrong(name, v, "a list"))?;
+        if kinds.len() != layers {
+            return Err(self.wrong(name, format!("{} entries", kinds.len()), format!("{layers} entries")));
+        }
+        let one = |kind: &Value| match kind.as_str() {
+            Some(s) if s == first => Ok(false),
+            Some(s) if s == second => Ok(true),
+            _ => Err(self.wrong(name, kind, format!("{first:?} or {second:?}"))),
+        };
+        kinds.iter().map(one).collect::<Result<_, _>>().map(Some)
+    }
+
     /// A list of numbers; required.
     pub(crate) fn floats(&self, name: &str) -> Result<Vec<f64>, ConvertError> {
         let Some(v) = self.value(name) else { return Err(self.absent(name, "a list of numbers")) };

@@ -82,19 +82,3 @@ impl ShortConv {
 
 /// Heads' channels and taps at most.
 const MOST: usize = 1 << 16;
-
-/// Whether each layer is of the kind `other` rather than full attention, by `layer_types`.
-pub(super) fn layers_of(f: &Fields, layers: usize, other: &str) -> Result<Option<Vec<bool>>, ConvertError> {
-    const FULL: &str = "full_attention";
-    let Some(v) = f.value("layer_types") else { return Ok(None) };
-    let types = v.as_array().ok_or_else(|| f.wrong("layer_types", v, "a list"))?;
-    if types.len() != layers {
-        return Err(f.wrong("layer_types", format!("{} entries", types.len()), format!("{layers} entries")));
-    }
-    let one = |t: &serde_json::Value| match t.as_str() {
-        Some(FULL) => Ok(false),
-        Some(s) if s == other => Ok(true),
-        _ => Err(f.wrong("layer_types", t, format!("{FULL:?} or {other:?}"))),
-    };
-    types.iter().map(one).collect::<Result<_, _>>().map(Some)
-}

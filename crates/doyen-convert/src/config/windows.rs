@@ -8,20 +8,7 @@ const SLIDING: &str = "sliding_attention";
 
 /// Whether each layer slides, by `layer_types`.
 pub(super) fn layer_types(f: &Fields, layers: usize) -> Result<Option<Vec<bool>>, ConvertError> {
-    let Some(v) = f.value("layer_types") else { return Ok(None) };
-    let types = v.as_array().ok_or_else(|| f.wrong("layer_types", v, "a list"))?;
-    if types.len() != layers {
-        return Err(f.wrong("layer_types", format!("{} entries", types.len()), format!("{layers} entries")));
-    }
-    types
-        .iter()
-        .map(|t| match t.as_str() {
-            Some(FULL) => Ok(false),
-            Some(SLIDING) => Ok(true),
-            _ => Err(f.wrong("layer_types", t, format!("{FULL:?} or {SLIDING:?}"))),
-        })
-        .collect::<Result<_, _>>()
-        .map(Some)
+    f.layer_kinds("layer_types", layers, [FULL, SLIDING])
 }
 
 /// Positions of a window; released files also write 0 for none.

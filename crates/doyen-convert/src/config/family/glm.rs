@@ -116,25 +116,9 @@ pub(super) fn behind_dense_layers(f: &Fields, c: &mut ModelConfig, mut moe: Moe)
     let name =
         if f.value("num_dense_layers").is_some() { "num_dense_layers" } else { "first_k_dense_replace" };
     let dense = f.count(name, 0)?;
-    let sparse = match f.value("mlp_layer_types") {
-        None => (0..c.layers.len()).map(|i| i >= dense).collect(),
-        Some(_) => sparse_layers(f, c.layers.len())?,
-    };
+    let layers = c.layers.len();
+    let sparse = f.layer_kinds("mlp_layer_types", layers, ["dense", "sparse"])?;
+    let sparse = sparse.unwrap_or_else(|| (0..layers).map(|i| i >= dense).collect());
     c.set_moe(&moe, |i| sparse[i]);
     Ok(())
-}
-
-/// Whether each layer has experts, by `mlp_layer_types`.
-fn sparse_layers(f: &Fields, layers: usize) -> Result<Vec<bool>, ConvertError> {
-    const NAME: &str = "mlp_layer_types";
-    let types = f.value(NAME).and_then(|v| v.as_array()).map_or(&[][..], Vec::as_slice);
-    if types.len() != layers {
-        return Err(f.wrong(NAME, format!("{} entries", types.len()), format!("{layers} entries")));
-    }
-    let one = |t: &serde_json::Value| match t.as_str() {
-        Some("dense") => Ok(false),
-        Some("sparse") => Ok(true),
-        _ => Err(f.wrong(NAME, t, "\"dense\" or \"sparse\"")),
-    };
-    types.iter().map(one).collect()
 }

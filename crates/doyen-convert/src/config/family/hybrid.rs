@@ -7,7 +7,7 @@ use crate::{
     config::{
         Activation, Attention, AttentionNames, Correction, DeltaNet, DeltaProjections, ExpertNames, Fields,
         Gate, Inner, LayerNorms, Mixer, Mlp, MlpNames, ModelConfig, Moe, QkNorm, Routing, Score, Shared,
-        ShortConv, Tensors, experts::always_normalized, recurrent::layers_of,
+        ShortConv, Tensors, experts::always_normalized,
     },
 };
 
@@ -59,7 +59,8 @@ fn delta_hybrid(f: &Fields, projections: DeltaProjections) -> Result<ModelConfig
     c.norm.zero_centred = true;
     let layers = c.layers.len();
     let interval = f.optional_size("full_attention_interval")?.unwrap_or(4);
-    let linear = layers_of(f, layers, "linear_attention")?
+    let linear = f
+        .layer_kinds("layer_types", layers, ["full_attention", "linear_attention"])?
         .unwrap_or_else(|| (0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect());
     let delta = DeltaNet::read(f, projections)?;
     for (layer, _) in c.layers.iter_mut().zip(linear).filter(|(_, linear)| *linear) {
@@ -121,7 +122,7 @@ fn lfm2_layers(f: &Fields, intermediate: usize) -> Result<ModelConfig, ConvertEr
     c.final_norm = "model.embedding_norm";
     c.head.tied = f.flag("tie_embedding", c.head.tied)?;
     let layers = c.layers.len();
-    let conv = match layers_of(f, layers, "conv")? {
+    let conv = match f.layer_kinds("layer_types", layers, ["full_attention", "conv"])? {
         Some(conv) => conv,
         None if f.value("full_attn_idxs").is_none() => vec![false; layers],
         None => {
