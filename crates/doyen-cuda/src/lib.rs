@@ -27,6 +27,7 @@ mod params;
 mod session;
 mod weights;
 
+pub use bind::HOST_REFERENCE;
 pub use driver::survey;
 pub use error::CudaError;
 pub use session::{CudaDevice, CudaOptions, CudaPlanner, Dense, KvType};

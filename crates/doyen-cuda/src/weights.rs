@@ -221,8 +221,10 @@ impl Bank {
     ) -> Result<Self, String> {
         let ty = values.float_view().map_err(|e| e.to_string())?.float_type();
         let row_bytes = stride * ty.size();
-        let need = (rows * matrices).checked_sub(1).map_or(0, |n| n * row_bytes + cols * ty.size());
-        if values.bytes().len() < need || stride < cols {
+        let need = (rows * matrices)
+            .checked_sub(1)
+            .map_or(Some(0), |n| n.checked_mul(row_bytes)?.checked_add(cols * ty.size()));
+        if need.is_none_or(|need| values.bytes().len() < need) || stride < cols {
             return Err(format!(
                 "{} bytes for {matrices} x {rows} rows {row_bytes} bytes apart",
                 values.bytes().len()

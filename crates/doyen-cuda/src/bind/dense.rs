@@ -185,9 +185,10 @@ impl Dense {
         let chunk = (setting.dense / each).min(shape.experts);
         if chunk == 0 {
             return Err(format!(
-                "an expert written out densely takes {}, --qmoe-scratch allows {}",
+                "an expert written out densely takes {}, --qmoe-scratch allows {}: give at least --qmoe-scratch {}",
                 ByteCount(each as u64),
-                ByteCount(setting.dense as u64)
+                ByteCount(setting.dense as u64),
+                each.div_ceil(1 << 20)
             ));
         }
         Ok(Self { shape, operand, chunk, functions: None })
@@ -430,6 +431,6 @@ mod tests {
             assert!(dense.chunk >= 1 && dense.chunk <= 32);
         }
         let error = Dense::new(SHAPE, &setting(expert - 1)).map(|_| ()).unwrap_err();
-        assert!(error.contains("--qmoe-scratch"), "{error}");
+        assert!(error.contains("at least --qmoe-scratch 32"), "{error}");
     }
 }

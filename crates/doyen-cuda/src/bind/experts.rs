@@ -136,14 +136,27 @@ pub(super) fn route(b: &Binder<'_>, r: &Route) -> Result<Box<dyn Kernel>, String
         (false, false, false) => 0,
     };
     if r.k == 0 || r.k > r.experts {
-        return Err(format!("{} experts a token out of {}", r.k, r.experts));
+        return Err(format!("expected 1 to {} experts a token, found {}", r.experts, r.k));
     }
     if b.output(0).is_none() || b.output(1).is_none() {
         return Err("nobody wants its routes".into());
     }
+    let logits = b.float_value(0).ok_or("its logits are a constant")?;
+    if cols(logits) != Some(r.experts) {
+        return Err(format!(
+            "its logits have extents {:?}, expected {} experts last",
+            logits.dims, r.experts
+        ));
+    }
     let kernel = RouteKernel { route: r.clone(), weighting, function: None, router: None };
-    if kernel.shared() > b.setting.shared {
-        return Err(format!("{} experts are more than a block's shared memory holds", r.experts));
+    // Grouping keeps a count of every expert.
+    let shared = kernel.shared().max(r.experts.saturating_mul(4));
+    if shared > b.setting.shared {
+        let most = b.setting.shared;
+        return Err(format!(
+            "{} experts take {shared} bytes of shared memory, a block has {most}",
+            r.experts
+        ));
     }
     Ok(Box::new(kernel))
 }

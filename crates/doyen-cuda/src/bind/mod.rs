@@ -10,6 +10,7 @@ mod elementwise;
 mod embed;
 mod experts;
 mod gated;
+mod indexed;
 mod latent;
 mod linear;
 mod mini;
@@ -19,7 +20,9 @@ mod parts;
 mod prefill;
 mod products;
 mod recurrent;
+mod reduce;
 mod reference;
+mod rotate;
 mod rows;
 mod stream;
 #[cfg(test)]
@@ -29,6 +32,7 @@ mod wide;
 pub(crate) use attention::{Splits, splits, tile_queries};
 pub(crate) use normed::{ROUTED as ARRIVALS, groups, run as run_together};
 pub(crate) use prefill::prefill_queries;
+pub use reference::HOST_REFERENCE;
 
 use crate::{
     driver::{Addr, Buffer, Gpu, Uploads},
@@ -167,11 +171,12 @@ impl<'a> Binder<'a> {
     }
 
     fn operator(&self, op: &Op) -> Result<Box<dyn Kernel>, String> {
-        if let Some(kernel) = parts::bind(self, op)? {
-            return Ok(kernel);
-        }
         // Other kernels write their first output, in float32; everything else is the reference's.
         let native = match op {
+            Op::Split(_) | Op::Concat(_) | Op::Cast(_) => parts::bind(self, op)?,
+            Op::Reduce(_) | Op::TopK(_) => reduce::bind(self, op)?,
+            Op::GatherElements(_) | Op::ScatterElements(_) => indexed::bind(self, op),
+            Op::ContribRotary(_) | Op::OnnxRotary(_) => rotate::bind(self, op)?,
             Op::Compare(c) => elementwise::compare(self, *c)?,
             _ if self.output(0).is_none_or(|y| y.dtype != DType::F32) => None,
             Op::MatMulNBits(m) => linear::nbits(self, m)?,
@@ -252,6 +257,29 @@ pub(crate) fn rows_at(value: &LValue, limits: &Limits) -> usize {
 pub(crate) fn cols(value: &LValue) -> Option<usize> {
     match value.dims.last() {
         Some(Extent::Fixed(n)) => Some(*n),
+        _ => None,
+    }
+}
+
+/// An axis counted from the front.
+fn front(axis: i64, rank: usize) -> Option<usize> {
+    let axis = if axis < 0 { axis.checked_add(i64::try_from(rank).ok()?)? } else { axis };
+    usize::try_from(axis).ok().filter(|&a| a < rank)
+}
+
+/// The number that an extent is, if it is one.
+fn fixed(value: &LValue, axis: usize) -> Option<usize> {
+    match value.dims.get(axis) {
+        Some(Extent::Fixed(n)) => Some(*n),
+        _ => None,
+    }
+}
+
+/// Words of an element, where it is some.
+const fn words(dtype: DType) -> Option<usize> {
+    match dtype.bits() {
+        32 => Some(1),
+        64 => Some(2),
         _ => None,
     }
 }

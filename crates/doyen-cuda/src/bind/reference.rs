@@ -1,6 +1,6 @@
 //! Operators without a kernel: the scalar reference on the host, on copies of the step's values.
 //!
-//! Right but slow: the card waits for it. Plans name it, so that nobody meets it unawares.
+//! Right but slow: the card waits for it. Plans name it, and programs say so, so that nobody meets it unawares.
 
 use super::{Binder, Context, Kernel};
 use crate::{
@@ -11,6 +11,9 @@ use crate::{
 use doyen_graph::{device::DeviceError, ops::Op};
 use doyen_tensor::{DType, Tensor};
 
+/// How the names of such kernels begin.
+pub const HOST_REFERENCE: &str = "host reference";
+
 struct Reference {
     op: Op,
     name: String,
@@ -18,12 +21,12 @@ struct Reference {
 }
 
 fn failed(reason: impl std::fmt::Display) -> CudaError {
-    CudaError::Driver { what: "host reference".into(), reason: reason.to_string() }
+    CudaError::Driver { what: HOST_REFERENCE.into(), reason: reason.to_string() }
 }
 
 impl Kernel for Reference {
     fn name(&self) -> String {
-        format!("host reference {}", self.name)
+        format!("{HOST_REFERENCE} {}", self.name)
     }
 
     fn launches(&self) -> bool {
