@@ -2,8 +2,8 @@
 # Operator cases on the CUDA kernels without a card, lane by lane on the host (tools/cuda-emulator).
 #
 # Usage: scripts/cuda-emulate.sh [--release] CASES [OPTIONS of doyen conformance]
-#   --release  as an installed release runs: kernels from a folder beside the program, where there is no compiler, so that it fails
-#              when a kernel is asked for that releases do not have
+#   --release  as a release runs: kernels that the program carries, where there is no compiler, so that it fails when a kernel is
+#              asked for that releases do not have
 set -euo pipefail
 release=
 [ "${1:-}" != --release ] || { release=1; shift; }
@@ -11,7 +11,6 @@ cases=$(realpath "${1:?folder of operator cases}")
 shift
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet -p doyen
 doyen=$target/debug/doyen
 mkdir -p "$target/cuda-emulator"
 emulator=$(realpath "$target/cuda-emulator")
@@ -21,13 +20,13 @@ version=$(cat tools/cuda-emulator/* | sha256sum | cut -c1-16)
 libraries=$emulator
 if [ -n "$release" ]; then
     cargo build --quiet -p doyen-cuda --example compile
-    installed=$emulator/release-$version
-    mkdir -p "$installed"
-    LD_LIBRARY_PATH=$emulator "$target/debug/examples/compile" --cards 80 --package "$installed/kernels" | tail -1
-    "$target/debug/examples/compile" --cards 80 --check "$installed/kernels" > /dev/null
-    ln -f "$doyen" "$installed/doyen"
-    doyen=$installed/doyen libraries=$emulator/driver
+    kernels=$emulator/release-$version
+    LD_LIBRARY_PATH=$emulator "$target/debug/examples/compile" --cards 80 --package "$kernels/packed" "$kernels" | tail -1
+    DOYEN_KERNELS=$kernels/packed cargo build --quiet -p doyen --features kernels
+    libraries=$emulator/driver
     mkdir -p "$libraries"
     ln -f "$emulator/libcuda.so.1" "$libraries"
+else
+    cargo build --quiet -p doyen
 fi
 XDG_CACHE_HOME=$emulator/cache-$version LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$doyen" conformance "$cases" --backend cuda "$@"

@@ -68,6 +68,16 @@ pub enum CudaError {
         /// Its messages.
         log: String,
     },
+    /// What a release carries cannot be read.
+    #[error(
+        "the kernels in this program cannot be read: damaged at byte {at} of {len}; install the release again"
+    )]
+    Packaged {
+        /// The first byte that makes no sense.
+        at: usize,
+        /// Bytes of all.
+        len: usize,
+    },
     /// The cache cannot be written.
     #[error("cannot write the compiled kernel {}: {reason}", .path.display())]
     Cache {

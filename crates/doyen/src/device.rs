@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use doyen_cpu::CpuDevice;
 use doyen_graph::device::{Device, Numerics};
+use doyen_runtime::Plan;
 use doyen_tensor::{ByteCount, FloatType};
 use std::{num::NonZeroUsize, str::FromStr};
 
@@ -162,7 +163,7 @@ impl DeviceArgs {
             .qmoe_scratch
             .map_or(Dense::default().scratch, |mib| ByteCount((mib.get() as u64).saturating_mul(1 << 20)));
         let dense = Dense { scratch, all: self.all_dense };
-        let options = CudaOptions { ordinal, operand, kv, cache: cubins(), packaged: packaged(), dense };
+        let options = CudaOptions { ordinal, operand, kv, cache: cubins(), packaged: packaged()?, dense };
         let device =
             CudaDevice::new(&options).with_context(|| format!("cannot compute on cuda:{ordinal}"))?;
         let memory = Some(device.free_memory()?);
@@ -175,6 +176,24 @@ impl DeviceArgs {
     }
 }
 
+/// What is said of nodes that have no kernel on a card.
+#[cfg(feature = "cuda")]
+pub fn host_notice(plan: &Plan) -> Option<String> {
+    let mut nodes = plan.nodes().iter().filter_map(|n| n.kernel.strip_prefix(doyen_cuda::HOST_REFERENCE));
+    let first = nodes.next()?.trim();
+    let others = nodes.count();
+    let others = if others > 0 { format!(" and {others} other nodes have") } else { " has".to_owned() };
+    Some(format!(
+        "note: {first}{others} no kernel for the card and run on the host, which the card waits for"
+    ))
+}
+
+/// Without cards there are none.
+#[cfg(not(feature = "cuda"))]
+pub const fn host_notice(_: &Plan) -> Option<String> {
+    None
+}
+
 /// Where compiled kernels are kept: the user's cache folder, if there is one.
 #[cfg(feature = "cuda")]
 pub(crate) fn cubins() -> Option<std::path::PathBuf> {
@@ -184,11 +203,20 @@ pub(crate) fn cubins() -> Option<std::path::PathBuf> {
     caches.map(|c| c.join("doyen").join("cubins"))
 }
 
-/// Where a release keeps compiled kernels: the folder `kernels` beside the program.
+/// The kernels that a release carries; none in other builds.
+///
+/// # Errors
+/// When they are damaged.
 #[cfg(feature = "cuda")]
-pub(crate) fn packaged() -> Option<std::path::PathBuf> {
-    let program = std::env::current_exe().ok()?;
-    Some(program.parent()?.join("kernels")).filter(|folder| folder.is_dir())
+pub(crate) fn packaged() -> Result<Option<doyen_cuda::compile::Packaged>, doyen_cuda::CudaError> {
+    #[cfg(feature = "kernels")]
+    const KERNELS: Option<&[u8]> = Some(include_bytes!(env!(
+        "DOYEN_KERNELS",
+        "the feature kernels is for releases: scripts/package.sh compiles the kernels and builds the program"
+    )));
+    #[cfg(not(feature = "kernels"))]
+    const KERNELS: Option<&[u8]> = None;
+    KERNELS.map(doyen_cuda::compile::Packaged::new).transpose()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A package on a backend, ready to generate: engine, tokenizer, chat template, search settings.
 
-use crate::{builtin, cli::ModelArgs, console};
+use crate::{builtin, cli::ModelArgs, console, device::host_notice};
 use anyhow::{Context, Result, anyhow, bail};
 use doyen_cpu::{
     CpuDevice,
@@ -147,6 +147,9 @@ impl Model {
         let plan = Plan::new(graph, device, &options)?;
         if args.verbose {
             progress.suspend(|| console::say(explain(&plan, device)));
+        }
+        if let Some(notice) = host_notice(&plan) {
+            progress.suspend(|| console::say(notice));
         }
         progress.set_message("loading");
         let engine = Engine::new(&plan, device)?;

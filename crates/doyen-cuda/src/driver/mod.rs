@@ -118,7 +118,7 @@ impl Gpu {
     pub(crate) fn open(
         ordinal: usize,
         cache: Option<PathBuf>,
-        packaged: Option<PathBuf>,
+        packaged: Option<Packaged>,
     ) -> Result<Self, CudaError> {
         // SAFETY: loading the driver by its well-known name runs its initialisers, which it allows at any time.
         if !unsafe { sys::is_culib_present() } {
@@ -157,7 +157,7 @@ impl Gpu {
             shared: usize::try_from(shared).unwrap_or(0),
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
             cache: cache.map(Cache::new),
-            packaged: packaged.map(Packaged::new),
+            packaged,
             modules: Mutex::new(HashMap::new()),
         })
     }

@@ -113,14 +113,14 @@ const WARPS: u64 = 8;
 const COPY: usize = 1 << 30;
 const COPIES: u32 = 10;
 
-/// Measures a card; `cache` and `packaged` are where its kernels are.
+/// Measures a card with kernels of a release or of a folder.
 ///
 /// # Errors
 /// When the card or its kernels cannot be used.
 pub fn measure(
     ordinal: usize,
     cache: Option<PathBuf>,
-    packaged: Option<PathBuf>,
+    packaged: Option<Packaged>,
 ) -> Result<Peak, DeviceError> {
     let gpu = Gpu::open(ordinal, cache, packaged)?;
     let free = gpu.free()?;
@@ -155,9 +155,4 @@ fn products(gpu: &Gpu) -> Result<f64, DeviceError> {
     gpu.wait()?;
     let done = blocks as u64 * WARPS * u64::from(ROUNDS) * CHAINS * OPERATIONS;
     Ok(done as f64 / start.elapsed().as_secs_f64())
-}
-
-/// What was compiled before for a card.
-pub fn packaged(folder: PathBuf, arch: Arch) -> Found {
-    Packaged::new(folder).found(arch)
 }

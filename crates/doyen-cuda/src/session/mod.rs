@@ -14,6 +14,7 @@ pub(crate) mod step;
 
 use crate::{
     bind::{Binder, Bound, Context, Setting},
+    compile::Packaged,
     driver::{Buffer, Capture, Function, Gpu, Grid, Pinned, Uploads},
     error::CudaError,
     module::{Module, Operand},
@@ -52,8 +53,8 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Folder of compiled kernels; nothing is kept where there is none.
     pub cache: Option<PathBuf>,
-    /// Folder of kernels that were compiled before, if there is one.
-    pub packaged: Option<PathBuf>,
+    /// Kernels that were compiled before, if there are some.
+    pub packaged: Option<Packaged>,
     /// How experts are multiplied densely.
     pub dense: Dense,
 }

@@ -9,6 +9,7 @@ use crate::{
 use anyhow::{Result, bail};
 use doyen_cuda::{
     CudaError,
+    compile::Packaged,
     survey::{self, Card, Driver, Found, Origin, Peak},
 };
 use serde_json::{Value, json};
@@ -19,8 +20,8 @@ struct Report {
     ordinal: usize,
     driver: Result<Driver, CudaError>,
     nvrtc: Result<((i32, i32), Option<PathBuf>), CudaError>,
-    /// Kernels compiled before: their folder, and what there is for the card.
-    packaged: Option<(PathBuf, Found)>,
+    /// What the program carries for the card.
+    packaged: Result<Option<Found>, CudaError>,
     peak: Option<Result<Peak, String>>,
 }
 
@@ -45,14 +46,13 @@ impl Report {
     fn read(ordinal: usize) -> Self {
         let driver = survey::driver();
         let card = driver.as_ref().ok().and_then(|d| d.cards.get(ordinal));
-        let packaged = card.and_then(|card| {
-            let folder = packaged()?;
-            Some((folder.clone(), survey::packaged(folder, card.arch)))
-        });
+        let kernels = packaged();
+        let found = |kernels: &Option<Packaged>| Some(kernels.as_ref()?.found(card?.arch));
+        let packaged = kernels.as_ref().map(found).map_err(CudaError::clone);
         let mut report = Self { ordinal, nvrtc: survey::nvrtc(), packaged, driver, peak: None };
         if report.missing().is_empty() {
-            let folder = report.packaged.as_ref().map(|(folder, _)| folder.clone());
-            report.peak = Some(survey::measure(ordinal, cubins(), folder).map_err(|e| e.to_string()));
+            let measured = survey::measure(ordinal, cubins(), kernels.ok().flatten());
+            report.peak = Some(measured.map_err(|e| e.to_string()));
         }
         report
     }
@@ -63,7 +63,7 @@ impl Report {
 
     /// Whether every kernel was compiled before.
     fn complete(&self) -> bool {
-        matches!(self.packaged, Some((_, Found { missing: 0, .. })))
+        matches!(self.packaged, Ok(Some(Found { missing: 0, .. })))
     }
 
     /// What keeps the card from being used, with what would help.
@@ -87,6 +87,9 @@ impl Report {
         if let (Err(e), false) = (&self.nvrtc, self.complete()) {
             missing.push(e.to_string());
         }
+        if let Err(e) = &self.packaged {
+            missing.push(e.to_string());
+        }
         if let Some(Err(e)) = &self.peak {
             missing.push(e.clone());
         }
@@ -94,9 +97,14 @@ impl Report {
     }
 
     fn kernels(&self) -> String {
-        let Some((folder, found)) = &self.packaged else {
-            let kept = cubins().map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
-            return format!("compiled by NVRTC when they are first needed, {kept}");
+        let found = match &self.packaged {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                let kept = cubins();
+                let kept = kept.map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
+                return format!("compiled by NVRTC when they are first needed, {kept}");
+            }
+            Err(e) => return e.to_string(),
         };
         let all = [
             (found.cubins, "in machine code"),
@@ -104,7 +112,7 @@ impl Report {
             (found.missing, "left to NVRTC"),
         ];
         let there = all.iter().filter(|(n, _)| *n > 0).map(|(n, form)| format!("{n} {form}"));
-        format!("{}; {}", there.collect::<Vec<_>>().join(", "), folder.display())
+        format!("of this program: {}", there.collect::<Vec<_>>().join(", "))
     }
 
     fn text(&self) -> String {
@@ -167,9 +175,9 @@ impl Report {
             Err(e) => json!({"error": e.to_string()}),
             Ok(((major, minor), path)) => json!({"version": format!("{major}.{minor}"), "path": path}),
         };
-        let packaged = self.packaged.as_ref().map(|(folder, found)| {
+        let packaged = self.packaged.as_ref().ok().and_then(Option::as_ref).map(|found| {
             let Found { cubins, ptx, missing } = found;
-            json!({"folder": folder, "machine_code": cubins, "ptx": ptx, "missing": missing})
+            json!({"machine_code": cubins, "ptx": ptx, "missing": missing})
         });
         let peak = self.peak.as_ref().and_then(|p| p.as_ref().ok()).map(|p| {
             json!({
