@@ -46,18 +46,13 @@ for how in "--temperature 0" "--temperature 1.3 --top-k 20 --seed 5" "--temperat
     summary+=("tokens of the built-in model, $how: $same to the CPU's")
 done
 step verify 40 "$bin/doyen" verify --device cuda
-if command -v compute-sanitizer > /dev/null; then
-    # Memory that is refused is part of the comparisons.
-    step check-memcheck 300 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 3 "$bin/check" "$cubins"
-fi
 step doctor 30 "$bin/doyen" doctor --device cuda
 if [ -d "$data/conformance" ]; then
     step conformance 90 "$bin/doyen" conformance "$data/conformance" --backend cuda
-    # Kernels are compiled by now; the cases are of small shapes.
-    for tool in memcheck racecheck; do
-        command -v compute-sanitizer > /dev/null || break
-        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 3 "$bin/doyen" conformance "$data/conformance" --backend cuda
-    done
+fi
+# Kernels are compiled by now.
+if command -v compute-sanitizer > /dev/null; then
+    step sanitizer 330 "$(dirname "$0")/cuda-sanitize.sh" "$bin" "$([ -d "$data/conformance" ] && echo "$data/conformance")" "$out/sanitizer"
 fi
 # family FOLDER: a reference of the converter, converted here and compared in exact and fast mode, packed and dense.
 family() {
@@ -87,7 +82,7 @@ if [ -f "$data/heldout.txt" ]; then
 fi
 step bench 60 "$bin/bench" "$cubins"
 
-for name in check run verify conformance; do
+for name in check run verify conformance sanitizer; do
     [ -f "$out/$name.log" ] && { echo "== $name"; tail -25 "$out/$name.log" | cut -c1-180; }
 done
 echo "== bench"

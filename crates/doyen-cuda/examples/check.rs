@@ -3,8 +3,8 @@
 //! is the same to the last bit. The float32 kernels themselves are judged by the conformance cases. Nodes with a past, experts of
 //! small floats and dense ones are compared with the plain executor.
 //!
-//! Usage: check [CUBIN_FOLDER [NAME...]]: names of what is compared, as past, prompts, draws, products and experts; all of it unless told.
-//! The exit code is 1 when something differs.
+//! Usage: check [CUBIN_FOLDER [--every N] [NAME...]]: names of what is compared, as past, prompts, draws, products and experts; all of
+//! it unless told. With `--every`, one of N of each. The exit code is 1 when something differs.
 
 mod graph;
 mod stateful;
@@ -16,7 +16,7 @@ use doyen_graph::{
 };
 use doyen_tensor::{DType, FloatType, Tensor};
 use graph::{Bank, Build, Result, choose, inputs, session, step};
-use std::process::ExitCode;
+use std::{num::NonZeroUsize, process::ExitCode};
 
 /// ||a - b|| / ||b||; NaN never passes a comparison.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
@@ -28,6 +28,8 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 struct Check {
     devices: [(Operand, CudaDevice, f64); 2],
+    /// One of how many is compared.
+    every: usize,
     run: usize,
     failed: usize,
     worst: f64,
@@ -91,7 +93,7 @@ fn experts(check: &mut Check) -> Result<()> {
     }
     cases.push(Bank { inter: 256, block: 128, scales: DType::BF16, ..base });
     cases.push(Bank { inter: 256, block: 256, ..base });
-    for (i, &bank) in cases.iter().enumerate() {
+    for (i, &bank) in cases.iter().enumerate().step_by(check.every) {
         let mut build = Build::new(i as u64);
         let x = build.input(bank.hidden);
         let y = build.experts(x, bank)?;
@@ -105,16 +107,16 @@ fn experts(check: &mut Check) -> Result<()> {
 }
 
 fn products(check: &mut Check) -> Result<()> {
-    for bits in [2, 4, 8] {
-        for (block, k) in [(16, 336), (32, 320), (64, 512), (128, 1024), (256, 200)] {
-            let mut build = Build::new((bits * 1000 + block) as u64);
-            let x = build.input(k);
-            let y = build.product(x, (200, k), (bits, block))?;
-            build.graph.outputs.push(y);
-            for tokens in [1, 2, 7, 13, 70, 130] {
-                let given = inputs(&mut build, tokens)?;
-                check.compare(&format!("{bits} bits, block {block}, K {k}"), &build.graph, tokens, &given)?;
-            }
+    let blocks = [(16, 336), (32, 320), (64, 512), (128, 1024), (256, 200)];
+    let cases = [2, 4, 8].into_iter().flat_map(|bits| blocks.map(|(block, k)| (bits, block, k)));
+    for (bits, block, k) in cases.step_by(check.every) {
+        let mut build = Build::new((bits * 1000 + block) as u64);
+        let x = build.input(k);
+        let y = build.product(x, (200, k), (bits, block))?;
+        build.graph.outputs.push(y);
+        for tokens in [1, 2, 7, 13, 70, 130] {
+            let given = inputs(&mut build, tokens)?;
+            check.compare(&format!("{bits} bits, block {block}, K {k}"), &build.graph, tokens, &given)?;
         }
     }
     Ok(())
@@ -122,7 +124,7 @@ fn products(check: &mut Check) -> Result<()> {
 
 /// Rows of few and of many logits, smooth ones and ones of few values, some of them no numbers; every kind of draw.
 fn draws(check: &mut Check) -> Result<()> {
-    for vocab in [5, 33, 1000, 32_003, 151_936] {
+    for vocab in [5, 33, 1000, 32_003, 151_936].into_iter().step_by(check.every) {
         let mut build = Build::new(vocab as u64);
         let x = build.input(vocab);
         let y = build.selected(x, vocab);
@@ -169,7 +171,12 @@ fn draws(check: &mut Check) -> Result<()> {
 fn main() -> Result<ExitCode> {
     let mut args = std::env::args().skip(1);
     let cache: Option<std::path::PathBuf> = args.next().map(Into::into);
-    let names: Vec<String> = args.collect();
+    let mut names: Vec<String> = args.collect();
+    let mut every = 1;
+    if names.first().is_some_and(|n| n == "--every") {
+        every = names.get(1).ok_or("--every takes a number")?.parse::<NonZeroUsize>()?.get();
+        names.drain(..2);
+    }
     let wants = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
     let open = |operand, limit, (dense, kv)| {
         let options = CudaOptions {
@@ -187,7 +194,7 @@ fn main() -> Result<ExitCode> {
     let (_, dense, _) = open(Operand::F16, 0.0, (Dense { all: true, ..packed.0 }, FloatType::F32))?;
     let mut stateful = stateful::Outcome::default();
     if wants("past") {
-        stateful = stateful::run(&devices[0].1, &dense)?;
+        stateful = stateful::run(&devices[0].1, &dense, every)?;
     }
     println!(
         "{} comparisons with the plain executor, {} differ, the largest at {:.2} of its limit",
@@ -206,7 +213,7 @@ fn main() -> Result<ExitCode> {
             stateful.failed += found.failed;
         }
     }
-    let mut check = Check { devices, run: 0, failed: 0, worst: 0.0 };
+    let mut check = Check { devices, every, run: 0, failed: 0, worst: 0.0 };
     if wants("draws") {
         draws(&mut check)?;
     }
