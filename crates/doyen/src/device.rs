@@ -171,6 +171,7 @@ impl DeviceArgs {
     }
 
     #[cfg(not(feature = "cuda"))]
+    #[expect(clippy::unused_self, reason = "called as the one that opens a card")]
     fn cuda(&self, _: usize, _: Numerics) -> Result<Opened> {
         anyhow::bail!("this build has no CUDA: build with --features cuda")
     }
