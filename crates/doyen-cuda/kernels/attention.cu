@@ -63,118 +63,123 @@ struct PrepareParams {
 #define KEPT_CHANNELS 4
 #define KEPT_ROTATIONS 2
 
-// A warp a head of a token; heads are those of q, then k, then v. Shared memory: 4 heads of the larger head size.
+// A warp a head of a token, or where there are many tokens several heads one after the other; heads are those of q, then k, then
+// v. Shared memory: 4 heads of the larger head size.
 extern "C" __global__ void __launch_bounds__(128) attention_prepare(const __grid_constant__ PrepareParams p) {
     allow_next();
     extern __shared__ float lines[];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 kv = p.batch.kv_heads;
-    u32 head = blockIdx.y * 4 + warp;
-    if (head >= p.heads + 2 * kv) return await_earlier();
+    const u32 kv = p.batch.kv_heads, own = blockIdx.y * 4 + warp;
+    if (own >= p.heads + 2 * kv) return await_earlier();
     const u32 token = blockIdx.x;
     // Tables of the step, weights of the norm and rotations are not written by earlier launches.
     const int sequence = p.batch.token_sequence[token];
     const int position = p.batch.past[sequence] + ((int)token - p.batch.first[sequence]);
-    const bool is_q = head < p.heads, is_v = head >= p.heads + kv;
-    const u32 d = is_v ? p.values.head_size : p.keys.head_size;
     float* line = lines + warp * max(p.keys.head_size, p.values.head_size);
-    const float* from;
-    if (is_q)
-        from = p.q + token * p.q_stride + head * d;
-    else if (!is_v)
-        head -= p.heads, from = p.k + token * p.k_stride + head * d;
-    else
-        head -= p.heads + kv, from = p.v + token * p.v_stride + head * d;
-    const u64 row = is_q ? 0 : cache_row(p.batch, sequence, head, position);
-    const bool norms = !is_v && p.q_norm, turns = !is_v && p.rotary_half;
-    const void* gamma = is_q ? p.q_norm : p.k_norm;
-    const u32 kind = is_q ? p.q_norm_float : p.k_norm_float, half = p.rotary_half;
-    float weight[KEPT_CHANNELS], cosine[KEPT_ROTATIONS], sine[KEPT_ROTATIONS], x[KEPT_CHANNELS];
+    for (u32 unit = own; unit < p.heads + 2 * kv; unit += gridDim.y * 4) {
+        u32 head = unit;
+        const bool is_q = head < p.heads, is_v = head >= p.heads + kv;
+        const u32 d = is_v ? p.values.head_size : p.keys.head_size;
+        const float* from;
+        if (is_q)
+            from = p.q + token * p.q_stride + head * d;
+        else if (!is_v)
+            head -= p.heads, from = p.k + token * p.k_stride + head * d;
+        else
+            head -= p.heads + kv, from = p.v + token * p.v_stride + head * d;
+        const u64 row = is_q ? 0 : cache_row(p.batch, sequence, head, position);
+        const bool norms = !is_v && p.q_norm, turns = !is_v && p.rotary_half;
+        const void* gamma = is_q ? p.q_norm : p.k_norm;
+        const u32 kind = is_q ? p.q_norm_float : p.k_norm_float, half = p.rotary_half;
+        float weight[KEPT_CHANNELS], cosine[KEPT_ROTATIONS], sine[KEPT_ROTATIONS], x[KEPT_CHANNELS];
 #pragma unroll
-    for (u32 i = 0; i < KEPT_CHANNELS; i++) weight[i] = norms && i * 32 + lane < d ? load_float(gamma, i * 32 + lane, kind) : 0.f;
-    i64 at = position;
-    auto rotations = [&]() {
-        const i64 known = at < 0 || at >= p.rotary_rows ? 0 : at;
+        for (u32 i = 0; i < KEPT_CHANNELS; i++) weight[i] = norms && i * 32 + lane < d ? load_float(gamma, i * 32 + lane, kind) : 0.f;
+        i64 at = position;
+        auto rotations = [&]() {
+            const i64 known = at < 0 || at >= p.rotary_rows ? 0 : at;
 #pragma unroll
-        for (u32 i = 0; i < KEPT_ROTATIONS; i++) {
-            if (i * 32 + lane >= half) break;
-            cosine[i] = load_float(p.cos, known * half + i * 32 + lane, p.rotary_float);
-            sine[i] = load_float(p.sin, known * half + i * 32 + lane, p.rotary_float);
-        }
-    };
-    if (turns && !p.positions) rotations();
-    await_earlier();
-    if (turns && p.positions) {
-        at = p.positions[token];
-        rotations();
-    }
-#pragma unroll
-    for (u32 i = 0; i < KEPT_CHANNELS; i++) x[i] = i * 32 + lane < d ? from[i * 32 + lane] : 0.f;
-    float squares = 0.f;
-#pragma unroll
-    for (u32 i = 0; i < KEPT_CHANNELS; i++) squares += x[i] * x[i];
-    for (u32 c = KEPT_CHANNELS * 32 + lane; c < d; c += 32) {
-        const float v = from[c];
-        line[c] = v;
-        squares += v * v;
-    }
-    const float inv = norms ? 1.f / sqrtf(warp_sum(squares) / d + p.eps) : 1.f;
-#pragma unroll
-    for (u32 i = 0; i < KEPT_CHANNELS; i++)
-        if (i * 32 + lane < d) line[i * 32 + lane] = norms ? x[i] * inv * weight[i] : x[i];
-    for (u32 c = KEPT_CHANNELS * 32 + lane; norms && c < d; c += 32) line[c] = line[c] * inv * load_float(gamma, c, kind);
-    __syncwarp();
-    if (turns) {
-        if (at < 0 || at >= p.rotary_rows) {
-            if (lane == 0) atomicMax(p.fault, (int)p.node);
-            at = 0;
-        }
-        auto turn = [&](u32 i, float cs, float sn) {
-            const u32 i1 = p.interleaved ? 2 * i : i, i2 = p.interleaved ? 2 * i + 1 : half + i;
-            const float x1 = line[i1], x2 = line[i2];
-            line[i1] = x1 * cs - x2 * sn;
-            line[i2] = x1 * sn + x2 * cs;
+            for (u32 i = 0; i < KEPT_ROTATIONS; i++) {
+                if (i * 32 + lane >= half) break;
+                cosine[i] = load_float(p.cos, known * half + i * 32 + lane, p.rotary_float);
+                sine[i] = load_float(p.sin, known * half + i * 32 + lane, p.rotary_float);
+            }
         };
+        if (turns && !p.positions) rotations();
+        await_earlier();
+        if (turns && p.positions) {
+            at = p.positions[token];
+            rotations();
+        }
 #pragma unroll
-        for (u32 i = 0; i < KEPT_ROTATIONS; i++)
-            if (i * 32 + lane < half) turn(i * 32 + lane, cosine[i], sine[i]);
-        for (u32 i = KEPT_ROTATIONS * 32 + lane; i < half; i += 32)
-            turn(i, load_float(p.cos, at * half + i, p.rotary_float), load_float(p.sin, at * half + i, p.rotary_float));
+        for (u32 i = 0; i < KEPT_CHANNELS; i++) x[i] = i * 32 + lane < d ? from[i * 32 + lane] : 0.f;
+        float squares = 0.f;
+#pragma unroll
+        for (u32 i = 0; i < KEPT_CHANNELS; i++) squares += x[i] * x[i];
+        for (u32 c = KEPT_CHANNELS * 32 + lane; c < d; c += 32) {
+            const float v = from[c];
+            line[c] = v;
+            squares += v * v;
+        }
+        const float inv = norms ? 1.f / sqrtf(warp_sum(squares) / d + p.eps) : 1.f;
+#pragma unroll
+        for (u32 i = 0; i < KEPT_CHANNELS; i++)
+            if (i * 32 + lane < d) line[i * 32 + lane] = norms ? x[i] * inv * weight[i] : x[i];
+        for (u32 c = KEPT_CHANNELS * 32 + lane; norms && c < d; c += 32) line[c] = line[c] * inv * load_float(gamma, c, kind);
+        __syncwarp();
+        if (turns) {
+            if (at < 0 || at >= p.rotary_rows) {
+                if (lane == 0) atomicMax(p.fault, (int)p.node);
+                at = 0;
+            }
+            auto turn = [&](u32 i, float cs, float sn) {
+                const u32 i1 = p.interleaved ? 2 * i : i, i2 = p.interleaved ? 2 * i + 1 : half + i;
+                const float x1 = line[i1], x2 = line[i2];
+                line[i1] = x1 * cs - x2 * sn;
+                line[i2] = x1 * sn + x2 * cs;
+            };
+#pragma unroll
+            for (u32 i = 0; i < KEPT_ROTATIONS; i++)
+                if (i * 32 + lane < half) turn(i * 32 + lane, cosine[i], sine[i]);
+            for (u32 i = KEPT_ROTATIONS * 32 + lane; i < half; i += 32)
+                turn(i, load_float(p.cos, at * half + i, p.rotary_float), load_float(p.sin, at * half + i, p.rotary_float));
+            __syncwarp();
+        }
+        if (is_q) {
+            float* to = p.q_out + ((u64)token * p.heads + head) * d;
+            for (u32 c = lane; c < d; c += 32) to[c] = line[c];
+            __syncwarp();
+            continue;
+        }
+        const Store& s = is_v ? p.values : p.keys;
+        bool bad = false;
+        if (s.kind > KV_BF16) {
+            for (u32 c = lane; c < d; c += 32) bad |= line[c] != line[c];
+            bad = __any_sync(0xffffffffu, bad);
+            if (s.lost && lane == 0) s.lost[row] = bad;
+        }
+        if (s.kind <= KV_BF16)
+            for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
+        else if (s.kind == KV_I8_ROW) {
+            float most = 0.f;
+            for (u32 c = lane; c < d; c += 32) most = fmaxf(most, fabsf(line[c]));
+            // A NaN makes the scale one, and with it the row.
+            const float scale = bad ? QUIET_NAN : warp_max(most) / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
+            u8* own = s.rows + row * scaled_row(d);
+            for (u32 c = lane; c < d; c += 32) {
+                // Ties to even; a NaN becomes 0.
+                const float q = fminf(fmaxf(rintf(line[c] * inverse), -127.f), 127.f);
+                own[c] = (u8)(signed char)(line[c] == line[c] ? (int)q : 0);
+            }
+            if (lane == 0) *(float*)(own + d) = scale;
+        } else if (s.kind == KV_I8)
+            for (u32 c = lane; c < d; c += 32) s.rows[row * d + c] = (u8)(signed char)store_code(s, head, c, line[c]);
+        else
+            for (u32 c = lane; c < d / 2; c += 32) {
+                int lo = store_code(s, head, 2 * c, line[2 * c]) + 8, hi = store_code(s, head, 2 * c + 1, line[2 * c + 1]) + 8;
+                s.rows[row * (d / 2) + c] = (u8)(lo | hi << 4);
+            }
         __syncwarp();
     }
-    if (is_q) {
-        float* to = p.q_out + ((u64)token * p.heads + head) * d;
-        for (u32 c = lane; c < d; c += 32) to[c] = line[c];
-        return;
-    }
-    const Store& s = is_v ? p.values : p.keys;
-    bool bad = false;
-    if (s.kind > KV_BF16) {
-        for (u32 c = lane; c < d; c += 32) bad |= line[c] != line[c];
-        bad = __any_sync(0xffffffffu, bad);
-        if (s.lost && lane == 0) s.lost[row] = bad;
-    }
-    if (s.kind <= KV_BF16)
-        for (u32 c = lane; c < d; c += 32) store_float(s.rows, row * d + c, s.kind, line[c]);
-    else if (s.kind == KV_I8_ROW) {
-        float most = 0.f;
-        for (u32 c = lane; c < d; c += 32) most = fmaxf(most, fabsf(line[c]));
-        // A NaN makes the scale one, and with it the row.
-        const float scale = bad ? QUIET_NAN : warp_max(most) / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
-        u8* own = s.rows + row * scaled_row(d);
-        for (u32 c = lane; c < d; c += 32) {
-            // Ties to even; a NaN becomes 0.
-            const float q = fminf(fmaxf(rintf(line[c] * inverse), -127.f), 127.f);
-            own[c] = (u8)(signed char)(line[c] == line[c] ? (int)q : 0);
-        }
-        if (lane == 0) *(float*)(own + d) = scale;
-    } else if (s.kind == KV_I8)
-        for (u32 c = lane; c < d; c += 32) s.rows[row * d + c] = (u8)(signed char)store_code(s, head, c, line[c]);
-    else
-        for (u32 c = lane; c < d / 2; c += 32) {
-            int lo = store_code(s, head, 2 * c, line[2 * c]) + 8, hi = store_code(s, head, 2 * c + 1, line[2 * c + 1]) + 8;
-            s.rows[row * (d / 2) + c] = (u8)(lo | hi << 4);
-        }
 }
 
 #define PIECE 32

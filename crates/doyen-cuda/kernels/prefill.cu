@@ -75,6 +75,12 @@ struct Block {
     }
 };
 
+// Whether one of two 16-bit floats is no finite number: one more than all of the exponent reaches the sign.
+template <class T>
+__device__ __forceinline__ bool unfinite(u32 pair) {
+    return ((pair & 0x7fff7fffu) + (0x8000u - T::EXPONENT) * 0x10001u) & 0x80008000u;
+}
+
 template <class T, int D>
 __device__ __forceinline__ void prefill(const AttendParams& p) {
     using S = Shape<D>;
@@ -235,19 +241,22 @@ __device__ __forceinline__ void prefill(const AttendParams& p) {
         // Values that are no numbers become zeros, since a weight of 0 would not keep them from rows that do not see them.
         bool any = false;
         if (border) {
+            u8* values = memory + place + S::TILE;
             for (u32 i = tid; i < KEYS * PIECES; i += THREADS) {
-                u16* values = (u16*)(memory + place + S::TILE + S::at(i / PIECES, i % PIECES));
-                const uint4 v = *(const uint4*)values;
-                const u32 pair[4] = {v.x, v.y, v.z, v.w};
-                u32 bits = 0;
-#pragma unroll
-                for (int j = 0; j < 8; j++) bits |= (u32)((pair[j / 2] >> j % 2 * 16 & T::EXPONENT) == T::EXPONENT) << j;
-                for (int j = 0; bits && j < 8; j++)
-                    if (bits >> j & 1) values[j] = 0;
-                lost[i / PIECES][i % PIECES] = bits;
-                any |= bits != 0;
+                const uint4 v = *(const uint4*)(values + S::at(i / PIECES, i % PIECES));
+                any |= unfinite<T>(v.x) | unfinite<T>(v.y) | unfinite<T>(v.z) | unfinite<T>(v.w);
             }
             any = __syncthreads_or(any);
+            if (any) {
+                for (u32 i = tid; i < KEYS * PIECES; i += THREADS) {
+                    u16* piece = (u16*)(values + S::at(i / PIECES, i % PIECES));
+                    u32 bits = 0;
+                    for (u32 j = 0; j < 8; j++)
+                        if (unfinite<T>(piece[j])) bits |= 1u << j, piece[j] = 0;
+                    lost[i / PIECES][i % PIECES] = bits;
+                }
+                __syncthreads();
+            }
         }
         if (works) {
 #pragma unroll

@@ -38,6 +38,9 @@ mod at {
 const ROWS: usize = 16;
 const PIECE: usize = 32;
 
+/// Blocks of `attention_prepare` that fill a multiprocessor.
+const PREPARE_BLOCKS: usize = 16;
+
 /// How the keys of a step are split over blocks when one new token of each sequence is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Splits {
@@ -219,7 +222,9 @@ impl AttentionKernel {
             node: number as u32,
         };
         let heads = self.op.heads + 2 * self.op.kv_heads;
-        let grid = Grid::new([io.tokens, heads.div_ceil(4), 1], 128).shared(self.prepare_shared());
+        // Warps take several heads of a token where the card is full without: what they know of the token serves for all.
+        let full = (PREPARE_BLOCKS * cx.gpu.multiprocessors()).div_ceil(io.tokens.max(1));
+        let grid = Grid::new([io.tokens, heads.div_ceil(4).min(full), 1], 128).shared(self.prepare_shared());
         cx.gpu.launch(&ready(self.functions.as_ref())?.prepare, grid, params)
     }
 }

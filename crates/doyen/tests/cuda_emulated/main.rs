@@ -13,6 +13,7 @@ mod emulated;
 mod memory;
 #[path = "../common/nan.rs"]
 mod nan;
+mod unseen;
 
 use doyen::device::{DeviceArgs, DeviceName, FloatName, KvName};
 use doyen_graph::device::{Device, Numerics};
