@@ -303,18 +303,32 @@ static inline uint32_t __cvta_generic_to_shared(const void* p) {
 // Static arrays lie beside the dynamic ones, before or after.
 static inline unsigned char* at_shared(uint32_t a) { return lanes::shared + (int32_t)a; }
 
-// A barrier in shared memory: who is missing, how many meet, the phase.
+// A barrier in shared memory: who is missing, how many meet, the phase, bytes that are to come.
 struct EmulatedBarrier {
-    uint16_t missing, count;
-    uint32_t phase;
+    uint8_t missing, count;
+    uint16_t phase;
+    int32_t bytes;
 };
 
 static inline void emulated_barrier_init(uint32_t at, unsigned count) {
-    *(EmulatedBarrier*)at_shared(at) = {(uint16_t)count, (uint16_t)count, 0};
+    *(EmulatedBarrier*)at_shared(at) = {(uint8_t)count, (uint8_t)count, 0, 0};
+}
+static inline void emulated_barrier_end(EmulatedBarrier& b) {
+    if (b.missing == 0 && b.bytes == 0) b.missing = b.count, b.phase++;
 }
 static inline void emulated_barrier_arrive(uint32_t at) {
     auto& b = *(EmulatedBarrier*)at_shared(at);
-    if (--b.missing == 0) b.missing = b.count, b.phase++;
+    b.missing--;
+    emulated_barrier_end(b);
+}
+static inline void emulated_barrier_expect(uint32_t at, unsigned bytes) {
+    ((EmulatedBarrier*)at_shared(at))->bytes += bytes;
+    emulated_barrier_arrive(at);
+}
+static inline void emulated_barrier_complete(uint32_t at, unsigned bytes) {
+    auto& b = *(EmulatedBarrier*)at_shared(at);
+    b.bytes -= bytes;
+    emulated_barrier_end(b);
 }
 static inline unsigned emulated_barrier_passed(uint32_t at, unsigned parity) {
     if ((((EmulatedBarrier*)at_shared(at))->phase & 1) != parity) return 1;

@@ -30,8 +30,12 @@ INSTRUCTIONS = [
     ("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 ", "memcpy(v, p, 16);"),
     ("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 ", "memcpy(v, p, 8);"),
     ("mbarrier.init.", "emulated_barrier_init(at, count);"),
+    ("mbarrier.arrive.expect_tx.", "emulated_barrier_expect(at, bytes);"),
     ("mbarrier.arrive.", "emulated_barrier_arrive(at);"),
     (r"{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.", "passed = emulated_barrier_passed(at, parity);"),
+    (r"{\n\t.reg .pred p;\n\telect.sync ", "is = threadIdx.x % 32 == 0;"),
+    ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes ",
+     "memcpy(at_shared(to), from, bytes), emulated_barrier_complete(at, bytes);"),
     # Blocks run one after the other: a cluster of several has no emulation.
     ("mapa.shared::cluster.", "if (block) abort(); there = address;"),
     ("ld.shared::cluster.", "memcpy(&v, at_shared(there), 4);"),

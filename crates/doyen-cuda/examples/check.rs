@@ -119,6 +119,18 @@ fn products(check: &mut Check) -> Result<()> {
             check.compare(&format!("{bits} bits, block {block}, K {k}"), &build.graph, tokens, &given)?;
         }
     }
+    // As many rows as a vocabulary has, which keep every block of a card busy.
+    for (bits, block) in [(2, 64), (4, 32), (4, 128), (8, 64)] {
+        let (n, k) = (69_632, 2048);
+        let mut build = Build::new((bits * 100 + block) as u64);
+        let x = build.input(k);
+        let y = build.product(x, (n, k), (bits, block))?;
+        build.graph.outputs.push(y);
+        for tokens in [1, 3, 8] {
+            let given = inputs(&mut build, tokens)?;
+            check.compare(&format!("{bits} bits, block {block}, N {n}"), &build.graph, tokens, &given)?;
+        }
+    }
     Ok(())
 }
 

@@ -127,6 +127,30 @@ __device__ __forceinline__ void fence_async() {
 #endif
 }
 
+// A barrier in shared memory (cards of 9.0 and newer): `count` arrivals end a phase.
+__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+// Whether the phase of that parity is over.
+__device__ __forceinline__ bool barrier_passed(u32 at, u32 parity) {
+    u32 passed;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(passed)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return passed;
+}
+
+__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
+    while (!barrier_passed(at, parity)) {
+    }
+}
+
 // Byte of a 16-byte piece of a line of 128; pieces are exchanged so that no two rows of 8 meet in a bank.
 __device__ __forceinline__ u32 at16(u32 row, u32 piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 

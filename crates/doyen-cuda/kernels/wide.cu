@@ -167,30 +167,7 @@ struct Span {
 
 __device__ __forceinline__ u32 steps_of(const Weights& w) { return (w.cols + BK - 1) / BK; }
 
-// ---- meetings ---------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_init(u32 at, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 at) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-// Whether the phase of that parity is over.
-__device__ __forceinline__ bool barrier_passed(u32 at, u32 parity) {
-    u32 passed;
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-                 : "=r"(passed)
-                 : "r"(at), "r"(parity)
-                 : "memory");
-    return passed;
-}
-
-__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
-    while (!barrier_passed(at, parity)) {
-    }
-}
+// ---- bringing activations ----------------------------------------------------------------------------------------
 
 // What a warp that brings activations does, the `turn`th of them: `place(r)` is where row r of them begins, in pieces of 16 bytes
 // from `x` on.

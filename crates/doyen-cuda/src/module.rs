@@ -163,6 +163,8 @@ pub enum Module {
     Stream(Bits, Parts, Operand),
     /// Products of up to 8 rows with codes, 16 bytes a lane, on the tensor cores.
     Eight(Bits, Operand),
+    /// Products of up to 8 rows with codes that flow through shared memory, on the tensor cores.
+    Flow(Bits, Operand),
     /// Products of many rows with codes on Hopper's warpgroup instructions.
     Wide(Bits, Operand),
     /// Products of many rows with floats, on the tensor cores.
@@ -195,6 +197,7 @@ impl Module {
         all.extend(Width::ALL.map(Self::Gemv));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Few(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Eight(b, o))));
+        all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Flow(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Tile(b, o))));
         all.extend(Bits::ALL.iter().flat_map(|&b| Operand::ALL.map(|o| Self::Wide(b, o))));
         let streams =
@@ -219,6 +222,7 @@ impl Module {
             Self::Few(..) => ("few.cu", include_str!("../kernels/few.cu")),
             Self::Tile(..) => ("tile.cu", include_str!("../kernels/tile.cu")),
             Self::Eight(..) => ("eight.cu", include_str!("../kernels/eight.cu")),
+            Self::Flow(..) => ("flow.cu", include_str!("../kernels/flow.cu")),
             Self::Wide(..) => ("wide.cu", include_str!("../kernels/wide.cu")),
             Self::Stream(..) => ("stream.cu", include_str!("../kernels/stream.cu")),
             Self::Gemm(..) => ("gemm.cu", include_str!("../kernels/gemm.cu")),
@@ -250,7 +254,7 @@ impl Module {
             Self::Prefill(o) => vec![format!("OPERAND={}", o.type_name())],
             Self::Mini(e) => vec![format!("BITS={}", e.bits())],
             Self::Gemv(w) | Self::Absorb(w) | Self::Expand(w) => vec![format!("BITS={}", w.bits())],
-            Self::Few(b, o) | Self::Eight(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
+            Self::Few(b, o) | Self::Eight(b, o) | Self::Flow(b, o) | Self::Tile(b, o) | Self::Wide(b, o) => {
                 vec![format!("BITS={}", b.get()), format!("OPERAND={}", o.type_name())]
             }
             Self::Stream(b, p, o) => vec![
@@ -269,7 +273,12 @@ impl Module {
 
     /// Whether there are such kernels for a card.
     pub const fn is_for(self, arch: Arch) -> bool {
-        self.is_portable() || (arch.major == 9 && arch.minor == 0)
+        match self {
+            Self::Wide(..) => arch.major == 9 && arch.minor == 0,
+            // Bulk copies.
+            Self::Flow(..) => arch.major >= 9,
+            _ => true,
+        }
     }
 
     /// Its kernels.
@@ -284,6 +293,7 @@ impl Module {
             Self::Parts => &["copy_runs", "reduce", "top_k", "pick", "scatter", "rotate"],
             Self::Gemv(_) => &["gemv_1", "gemv_2", "gemv_4", "routed", "routed_activated", "routed_sum"],
             Self::Eight(..) => &["eight", "eight_activated"],
+            Self::Flow(..) => &["flow", "flow_activated"],
             Self::Few(..) => &["few", "few_activated", "narrow"],
             Self::Tile(..) => &["tile_64", "tile_128", "grouped_64", "grouped_128"],
             Self::Wide(..) => &[
@@ -329,6 +339,7 @@ impl fmt::Display for Module {
             Self::Gemv(w) => write!(f, "gemv_{}b", w.bits()),
             Self::Few(b, o) => write!(f, "few_{}b_{o}", b.get()),
             Self::Eight(b, o) => write!(f, "eight_{}b_{o}", b.get()),
+            Self::Flow(b, o) => write!(f, "flow_{}b_{o}", b.get()),
             Self::Tile(b, o) => write!(f, "tile_{}b_{o}", b.get()),
             Self::Wide(b, o) => write!(f, "wide_{}b_{o}", b.get()),
             Self::Stream(b, p, o) => write!(f, "stream_{}b_{}_{o}", b.get(), p.get()),

@@ -196,6 +196,20 @@ pub(crate) struct Eight {
     pub(crate) act: Activation,
 }
 
+/// `FlowParams` of flow.cu, which begin with those of a [`Gemm`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    pub(crate) gemm: Gemm,
+    pub(crate) narrowed: u32,
+    pub(crate) early: u32,
+    pub(crate) slices: u32,
+    pub(crate) lots: u32,
+    pub(crate) turns: u32,
+    pub(crate) stages: u32,
+    pub(crate) act: Activation,
+}
+
 /// `RouteParams` of route.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -509,7 +523,8 @@ params!(
     Gemv, Routed, Gemm, Route, Group, Activate, Combine, Norm, Embed, Unary, Binary, Choose, Softmax, Select
 );
 params!(
-    Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Wide, NarrowWide, Sample, Normed, Split, Router
+    Transpose, Prepare, Attend, Few, Narrow, Stream, Eight, Flow, Wide, NarrowWide, Sample, Normed, Split,
+    Router
 );
 
 #[cfg(test)]
@@ -527,6 +542,7 @@ mod tests {
         assert_eq!(size_of::<Few>(), 88 + 10 * 8 + 6 * 4 + 20 + 4);
         assert_eq!(size_of::<Stream>(), 88 + 7 * 8 + 5 * 4 + 20);
         assert_eq!(size_of::<Eight>(), 88 + 9 * 8 + 7 * 4 + 20);
+        assert_eq!(size_of::<Flow>(), 88 + 9 * 8 + 10 * 4 + 20 + 4);
         assert_eq!(size_of::<Wide>(), 88 + 9 * 8 + 5 * 4 + 20);
         assert_eq!(size_of::<NarrowWide>(), 3 * 8 + 4 + 4);
         assert_eq!(size_of::<Narrow>(), 3 * 8 + 4 + 4);

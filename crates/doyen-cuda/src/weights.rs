@@ -306,6 +306,16 @@ impl Bank {
         (s.row_bytes.is_multiple_of(16) && s.block_shift >= whole && small).then_some(bits)
     }
 
+    /// The code width, and the bytes and scales of a row, where codes can flow through shared memory: as [`Bank::eight`], default zero
+    /// points, scales of two bytes, groups of 16 whole rows, and blocks that whole words of 4 lanes fill.
+    pub(crate) fn flow(&self) -> Option<(Bits, usize, usize)> {
+        let bits = self.eight()?;
+        let s = &self.shape;
+        let shortest = if bits == Bits::B2 { 6 } else { 5 };
+        let plain = s.zero_kind == 0 && s.scale_float != 0 && s.block_shift >= shortest;
+        (plain && s.rows.is_multiple_of(16)).then_some((bits, s.row_bytes as usize, s.blocks as usize))
+    }
+
     /// log2 of the columns that share a scale; 31 where a row has one.
     pub(crate) const fn block_shift(&self) -> u32 {
         self.shape.block_shift

@@ -354,10 +354,13 @@ impl ExpertsKernel {
         self.dense.as_ref().filter(|_| many || self.all_dense)
     }
 
-    /// Whether `tokens` tokens are few enough that routes are read one by one: most of them go to experts of their own.
+    /// Whether `tokens` tokens are few enough that routes are read one by one: most of them go to experts of their own. Grouped
+    /// codes that flow are faster from half as many on.
     fn streams(&self, tokens: usize) -> bool {
+        let flows = |p: &Projection| p.kernels().is_ok_and(|k| k.flow().is_some());
+        let share = if flows(&self.fc1) && flows(&self.fc2) { 4 } else { 2 };
         self.fc3.is_none()
-            && 2 * tokens * self.k <= self.experts.max(2 * self.k)
+            && share * tokens * self.k <= self.experts.max(share * self.k)
             && stream::takes_experts(&self.fc1.bank, &self.fc2.bank, self.k)
     }
 
@@ -399,11 +402,15 @@ impl ExpertsKernel {
         };
         let wide = (self.fc1.kernels()?.wide(), self.fc2.kernels()?.wide());
         let eight = (self.fc1.kernels()?.eight(), self.fc2.kernels()?.eight());
+        let flow = (self.fc1.kernels()?.flow(), self.fc2.kernels()?.flow());
         let in_order = groups.rows == FEW && !groups.experts.is_some() && self.fc3.is_none();
         if let (Some(wide1), Some(wide2), None, true) = (wide.0, wide.1, &self.fc3, groups.rows > FEW) {
             let next = (wide2, &self.fc2.bank);
             wide1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act, next)?;
             wide2.launch(cx, &groups, &job(&self.fc2, a, h1, None))?;
+        } else if let (Some(flow1), Some(flow2), true) = (flow.0, flow.1, in_order) {
+            flow1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act)?;
+            flow2.product(cx, &groups, &job(&self.fc2, a, h1, None), true)?;
         } else if let (Some(eight1), Some(eight2), true) = (eight.0, eight.1, in_order) {
             eight1.activated(cx, &groups, &job(&self.fc1, x, a, None), self.act, eight2)?;
             eight2.product(cx, &groups, &job(&self.fc2, a, h1, None), true)?;

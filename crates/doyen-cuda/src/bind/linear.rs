@@ -120,6 +120,13 @@ impl Kernel for Linear {
         let (x, y) = (io.input(0)?, io.output(0)?);
         let Some(rows) = self.tile(m) else { return self.exact(cx, (x, y, m)) };
         let kernels = ready(self.kernels.as_ref())?;
+        let flow = kernels.flow().filter(|f| m <= FEW && f.fills(cx.gpu, self.bank.rows()));
+        if let Some(flow) = flow {
+            let bias = self.bias.as_ref();
+            let job =
+                Product { bank: &self.bank, bias, x, x_rows: m, x_div: 0, y, narrow: Addr::NONE, act: None };
+            return flow.product(cx, &Groups::none(m, FEW), &job, false);
+        }
         if let Some(stream) = kernels.stream().filter(|_| stream::takes(&self.bank, m)) {
             return stream.product(cx, &stream::Job { bank: &self.bank, bias: self.bias.as_ref(), x, y }, m);
         }

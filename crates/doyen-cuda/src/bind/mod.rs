@@ -9,6 +9,7 @@ mod eight;
 mod elementwise;
 mod embed;
 mod experts;
+mod flow;
 mod gated;
 mod indexed;
 mod latent;

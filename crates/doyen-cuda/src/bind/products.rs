@@ -1,7 +1,7 @@
 //! How a bank of weights is multiplied on the tensor cores: which kernels it takes, and their launches. Shared by products of
 //! a node and by experts.
 
-use super::{Context, eight::Eight, stream::Stream, wide::Wide};
+use super::{Context, eight::Eight, flow::Flow, stream::Stream, wide::Wide};
 use crate::{
     driver::{Addr, Function, Gpu, Grid},
     error::CudaError,
@@ -54,6 +54,7 @@ pub(super) struct CodeKernels {
     tiles: Tiles,
     stream: Option<Stream>,
     eight: Option<Eight>,
+    flow: Option<Flow>,
 }
 
 /// Kernels of many rows, in tiles of 64 and of 128.
@@ -98,6 +99,7 @@ impl Kernels {
                     tiles: Tiles::load(gpu, bits, operand)?,
                     stream: Stream::load(gpu, bank, operand)?,
                     eight: Eight::load(gpu, bank, operand)?,
+                    flow: Flow::load(gpu, bank, operand)?,
                 })))
             }
             (Some(Way::Floats), _) => {
@@ -125,6 +127,14 @@ impl Kernels {
     pub(super) fn eight(&self) -> Option<&Eight> {
         match self {
             Self::Codes(k) => k.eight.as_ref(),
+            Self::Floats { .. } => None,
+        }
+    }
+
+    /// The kernels of up to 8 rows whose codes flow through shared memory, where the bank has them.
+    pub(super) fn flow(&self) -> Option<&Flow> {
+        match self {
+            Self::Codes(k) => k.flow.as_ref(),
             Self::Floats { .. } => None,
         }
     }
