@@ -172,7 +172,7 @@ fn what_a_query_does_not_see_does_not_reach_it() {
         ((KvName::F32, DType::F32), FloatName::F32),
     ];
     for (kv, compute) in types {
-        for (head_size, window) in [(64, None), (128, Some(21)), (96, Some(30)), (256, None), (40, Some(3))] {
+        for (head_size, window) in [(64, None), (128, Some(50)), (96, Some(30)), (256, None), (40, Some(3))] {
             sees_what_it_may(kv, compute, head_size, window);
         }
     }
