@@ -78,11 +78,11 @@ def matmul_tokens(tokens: list[int], numerics: str) -> list[Case]:
 
 def attention_types(types: list[str]) -> list[Case]:
     call = Call((*GQA, "--tokens", "1"), 100, 10, "--kv")
-    return [Case(f"attention {kv} m=1", call, kv, (("kv", kv),), quick=kv == "f32") for kv in types]
+    return [Case(f"attention {kv} m=1", call, kv, (("kv", kv),), quick=kv == "f16") for kv in types]
 
 
 def attention_tokens(tokens: list[int]) -> list[Case]:
-    call = Call((*GQA, "--kv", "f32"), 25, 40, "--tokens")
+    call = Call((*GQA, "--kv", "f16"), 25, 40, "--tokens")
     return [Case(f"attention f32 m={m}", call, str(m), (("m", m),)) for m in tokens]
 
 
@@ -97,7 +97,7 @@ SUITE = (
     *matmul_widths([4, 8, 2]),
     *matmul_tokens([32], "fast"),
     *matmul_tokens([1, 32], "exact"),
-    *attention_types(["f32", "int8"]),
+    *attention_types(["f32", "f16", "int8"]),
     *attention_tokens([32]),
     *model(),
 )

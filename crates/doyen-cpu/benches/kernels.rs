@@ -84,7 +84,7 @@ fn products(c: &mut Criterion, pool: &Pool, isa: Isa) {
 
 fn attention(c: &mut Criterion, pool: &Pool, isa: Isa) {
     let env = Env { pool, isa, mode: Mode::Fast };
-    for kv in [KvType::F32, KvType::Int8, KvType::Int4] {
+    for kv in [KvType::F32, KvType::F16, KvType::Int8, KvType::Int4] {
         let shape = CachedAttention { heads: 8, kv_heads: 2, head_size: 64, context: 1024, kv };
         subject(c, &env, &format!("attention/{}", kv.name()), &shape, &[1, 64]);
     }

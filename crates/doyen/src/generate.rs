@@ -140,8 +140,9 @@ fn drive(
                     }
                 }
                 Event::Finished { reason: FinishReason::NotANumber, prompt_tokens, generated, .. } => bail!(
-                    "the logits after {} tokens are NaN: the package's weights or scales are damaged, or overflow; \
-                     `doyen verify` shows the first node that differs from the reference",
+                    "the logits after {} tokens are NaN: the package's weights or scales are damaged, or values overflow \
+                     (keys and values beyond 65504 do in f16 caches: try --kv-dtype f32); `doyen verify` shows the first node \
+                     that differs from the reference",
                     prompt_tokens + generated - 1
                 ),
                 Event::Finished { reason, .. } => return Ok(End::Engine(reason)),

@@ -3,8 +3,9 @@
 use super::Outcome;
 use crate::{
     console,
+    device::DeviceArgs,
     inventory::{Inventory, Weight},
-    model::{DEFAULT_CONTEXT, context_length, cpu, lowered, source},
+    model::{DEFAULT_CONTEXT, context_length, lowered, source},
 };
 use anyhow::Result;
 use doyen_graph::{
@@ -81,7 +82,7 @@ fn plan(package: &Package) -> Runs {
         let graph: Arc<Lowered> = Arc::new(lowered(package)?);
         let context = context_length(package, &graph).unwrap_or(DEFAULT_CONTEXT);
         let options = PlanOptions { context, memory: Some(ByteCount(u64::MAX)), ..PlanOptions::default() };
-        Ok(Plan::new(graph, &cpu(None)?, &options)?)
+        Ok(Plan::new(graph, &DeviceArgs::default().cpu(None, options.numerics)?, &options)?)
     };
     match try_plan() {
         Ok(plan) => Runs::Yes(Box::new(plan)),

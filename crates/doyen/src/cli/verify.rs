@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     console,
-    device::{DeviceArgs, DeviceName},
+    device::{DeviceArgs, DeviceName, KvName},
     model::{lowered, open, tokenizer},
     verify::{
         Difference, golden,
@@ -86,6 +86,17 @@ enum Against {
 }
 
 impl Args {
+    /// The type of caches that a mode is compared with, where it is not the one that the mode runs with: the reference rounds keys and
+    /// values, as all else, to the type that the package declares.
+    fn caches(&self, mode: Numerics, dtype: DType) -> Option<KvName> {
+        match dtype {
+            _ if mode != Numerics::Exact || self.golden.is_some() => None,
+            DType::F16 => Some(KvName::F16),
+            DType::BF16 => Some(KvName::Bf16),
+            _ => None,
+        }
+    }
+
     pub(super) fn run(self) -> Result<Outcome> {
         ensure!(
             self.tolerance.is_none_or(|t| t >= 0.0),
@@ -95,25 +106,23 @@ impl Args {
         let progress = console::spinner("reading the package");
         let package = open(self.package.as_deref())?;
         let graph = Arc::new(lowered(&package)?);
-        // Caches in float32: the reference knows no other.
-        let open =
-            |args: &DeviceArgs| Ok::<_, anyhow::Error>(args.open(self.threads, Numerics::Exact)?.device);
-        let mut devices = vec![("", open(&self.device)?)];
-        let experts = graph.nodes.iter().any(|n| matches!(n.op, LOp::Experts(_)));
-        if self.device.device != DeviceName::Cpu && experts {
-            let dense = DeviceArgs { all_dense: true, ..self.device.clone() };
-            devices.push((", dense experts", open(&dense)?));
-        }
+        let dtype = activation_type(&graph);
         let modes = match self.numerics {
             Some(n) => vec![n.into()],
             None => vec![Numerics::Exact, Numerics::Fast],
         };
-        let dtype = activation_type(&graph);
+        let experts = graph.nodes.iter().any(|n| matches!(n.op, LOp::Experts(_)));
+        let both_ways = self.device.device != DeviceName::Cpu && experts;
+        let mut devices = Vec::new();
+        for (how, all_dense) in [("", false), (", dense experts", true)] {
+            for &mode in modes.iter().filter(|_| both_ways || !all_dense) {
+                let kv_dtype = self.device.kv_dtype.or_else(|| self.caches(mode, dtype));
+                let args = DeviceArgs { kv_dtype, all_dense, ..self.device.clone() };
+                devices.push((mode, how, args.open(self.threads, mode)?.device));
+            }
+        }
         let limit = |mode| self.tolerance.unwrap_or_else(|| tolerance(mode, dtype));
-        let runs = || {
-            let of = |(how, device)| modes.iter().map(move |&m| (m, how, device));
-            devices.iter().map(|(how, d)| (*how, d.as_ref())).flat_map(of)
-        };
+        let runs = || devices.iter().map(|(mode, how, device)| (*mode, *how, device.as_ref()));
         let checks = if let Some(path) = &self.golden {
             progress.set_message("running the recorded prompts");
             let goldens = golden::read(path)?;
@@ -138,7 +147,7 @@ impl Args {
         progress.finish_and_clear();
         if self.json {
             let all: Vec<_> = checks.iter().map(|c| &c.json).collect();
-            console::print(&format!("{:#}\n", json!({"device": devices[0].1.describe(), "checks": all})))?;
+            console::print(&format!("{:#}\n", json!({"device": devices[0].2.describe(), "checks": all})))?;
         } else {
             console::print(&checks.iter().map(|c| c.text.as_str()).collect::<String>())?;
         }

@@ -71,9 +71,14 @@ fn options(numerics: Numerics) -> PlanOptions {
     PlanOptions { context: CONTEXT, numerics, ..PlanOptions::default() }
 }
 
+/// What the verbs keep keys and values in.
+fn caches(numerics: Numerics) -> FloatType {
+    if numerics == Numerics::Exact { FloatType::F32 } else { FloatType::F16 }
+}
+
 /// Each job in an engine of its own, on one thread, its prompt in one piece.
 fn alone(graph: &Arc<Lowered>, numerics: Numerics) -> Vec<Answer> {
-    let device = device(1);
+    let device = device(1).with_kv(caches(numerics));
     let options = PlanOptions { step_tokens: CONTEXT, ..options(numerics) };
     let mut engine = engine(graph, &device, &options);
     let one = |job: Job| run(&mut engine, &[Job { arrives: 0, ..job }]).remove(0);
@@ -96,7 +101,7 @@ fn company_changes_nothing(graph: &Arc<Lowered>, numerics: Numerics) {
         assert_eq!(Some(answer.len()), job.request.max_new_tokens, "no job ends early");
     }
     for threads in 1..=3 {
-        let device = device(threads);
+        let device = device(threads).with_kv(caches(numerics));
         for (i, step_tokens) in [7, 64, 256].into_iter().enumerate() {
             // Every pair of threads, chunk and page size comes up, if not every triple.
             let page_size = if (threads + i) % 2 == 0 { 16 } else { 32 };

@@ -44,7 +44,7 @@ impl KvLayout {
 pub enum KvType {
     /// As they are.
     F32,
-    /// Rounded to nearest, ties to even; saturating at 65504.
+    /// Rounded to nearest, ties to even; beyond 65504 infinite.
     F16,
     /// Rounded to nearest, ties to even.
     BF16,

@@ -448,7 +448,7 @@ fn wrong_batches_are_refused() {
 fn hostile_tokens_stay_where_they_are_seen() {
     let mut params = params(6, 2, 48, 40);
     params.window = Some(30);
-    for ty in [KvType::F32, KvType::BF16] {
+    for ty in [KvType::F32, KvType::F16, KvType::BF16] {
         let model = Model { params, page_size: 16, ty, per_channel: false, sink: 1, bias: false };
         let clean = [model.sequence(5, 300)];
         let mut hostile = [model.sequence(5, 300)];

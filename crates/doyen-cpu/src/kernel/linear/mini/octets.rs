@@ -1,5 +1,5 @@
 //! Int8 activations against E2M1 with scales of 32 or 16 columns (MXFP4, NVFP4) in vectors of 256 bits: rows one after the other,
-//! nothing is written but results.
+//! nothing is written but results (and codes of lines that hold columns, gathered first).
 //!
 //! The bits are those of `fast`. A row is walked by octets, eight groups, one a lane of the canonical order. A look-up makes codes
 //! bytes, once for the tokens that a row meets together; sums of a group are exact, whatever the [`Products`].
@@ -32,9 +32,9 @@ const BYTES: usize = 32;
 const COLS: usize = 2 * BYTES;
 /// Bytes of an octet's codes at most.
 const OCTET: usize = LANES * GROUP / 2;
-/// Rows of lines that hold columns are gathered so many at a time, of so many columns at most.
+/// Rows of lines that hold columns are gathered so many at a time, of so many bytes together at most.
 const GATHERED: usize = 16;
-const GATHERED_COLS: usize = 8192;
+const GATHERED_BYTES: usize = 64 << 10;
 /// Distance of prefetching in bytes.
 const AHEAD: usize = 4096;
 
@@ -55,7 +55,7 @@ macro_rules! entry {
             // SAFETY: the caller's promise.
             unsafe {
                 match w.scales {
-                    _ if w.element != Element::E2M1 || (w.transposed && w.cols > GATHERED_COLS) => {
+                    _ if w.element != Element::E2M1 || (w.transposed && w.cols > 2 * GATHERED_BYTES) => {
                         fast::rows(w, acts, bias, out);
                     }
                     MiniScales::E8M0(scales) => rows::<$products, 32>(w, scales, acts, bias, out),
@@ -71,7 +71,7 @@ entry!(avx2, "avx2,fma", Plain);
 entry!(avxvnni, "avx2,fma,avxvnni", Vnni<AvxVnni>);
 entry!(avx512, "avx2,fma,avx512f,avx512vl,avx512vnni", Vnni<Avx512Vl>);
 
-/// A product under way: codes of rows, and the scales of their groups of `UNIT` columns.
+/// A product under way: the scales of groups of `UNIT` columns, and what they meet.
 struct Job<'a, const UNIT: usize> {
     scales: &'a [u8],
     /// Groups of a row.
@@ -105,8 +105,8 @@ unsafe fn rows<P: Products, const UNIT: usize>(
         return;
     }
     #[allow(clippy::large_stack_arrays, reason = "a staged tile, on stacks of 2 MiB and more")]
-    let mut stage = [0u8; GATHERED * GATHERED_COLS / 2];
-    for gathered in tiles(out.range(), GATHERED) {
+    let mut stage = [0u8; GATHERED_BYTES];
+    for gathered in tiles(out.range(), (GATHERED_BYTES / line.max(1)).min(GATHERED)) {
         gather(w, gathered.clone(), 0..w.cols, (&mut stage[..gathered.len() * line], line));
         for rows in tiles(gathered.clone(), LANES) {
             let codes = &stage[(rows.start - gathered.start) * line..][..rows.len() * line];
@@ -262,7 +262,8 @@ impl<const UNIT: usize> Job<'_, UNIT> {
     }
 }
 
-/// The sums of eight groups of `UNIT` columns, out of sums of sixteen columns; `short` says that those of 32 fit 16 bits.
+/// The sums of eight groups of `UNIT` columns, out of sums of sixteen columns; `short` says that those fit 16 bits: 16 * 12 * 127 do,
+/// 16 * 24 * 127 do not.
 ///
 /// # Safety
 /// AVX2 is there.
