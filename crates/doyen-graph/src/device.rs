@@ -25,6 +25,17 @@ pub enum Numerics {
     Int8,
 }
 
+impl Numerics {
+    /// The name in options and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// Sizes a program is planned for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {

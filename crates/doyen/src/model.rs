@@ -48,6 +48,8 @@ pub struct Model {
     pub eos: Vec<TokenId>,
     /// The package's search settings.
     pub sampling: SamplingParams,
+    /// What keys and values are kept in.
+    pub kv_dtype: String,
     /// Whether they can be read matters only to those who chat.
     templates: Result<Option<ChatTemplates>>,
 }
@@ -156,7 +158,8 @@ impl Model {
         progress.finish_and_clear();
         let eos = eos(&package, &tokenizer, engine.vocab())?;
         let sampling = search(&package.manifest.search);
-        Ok(Self { engine, tokenizer, eos, sampling, templates })
+        let kv_dtype = plan.ledger().kv_types().join(" and ");
+        Ok(Self { engine, tokenizer, eos, sampling, kv_dtype, templates })
     }
 
     /// The tokens of a prompt that is continued as it is; the tokenizer's own first token (`<s>`) is added where it

@@ -288,14 +288,6 @@ fn refuse_nan(event: &Event) -> Result<()> {
     Ok(())
 }
 
-const fn numerics(n: Numerics) -> &'static str {
-    match n {
-        Numerics::Exact => "exact",
-        Numerics::Fast => "fast",
-        Numerics::Int8 => "int8",
-    }
-}
-
 impl Report {
     /// For people.
     pub fn text(&self) -> String {
@@ -332,7 +324,7 @@ impl Report {
              huge pages      {huge}\n\n{}\n\nkernels\n{}\n",
             self.package,
             self.device,
-            numerics(o.numerics),
+            o.numerics.name(),
             self.kv_types,
             o.batch,
             if o.batch == 1 { "" } else { "s" },
@@ -361,7 +353,7 @@ impl Report {
         let (t, m) = (&self.traffic, &self.memory);
         let per_token = |bytes: f64| bytes / o.batch as f64;
         json!({
-            "package": self.package, "device": self.device, "numerics": numerics(o.numerics),
+            "package": self.package, "device": self.device, "numerics": o.numerics.name(),
             "kv_dtype": self.kv_types,
             "prompt": o.prompt, "gen": o.generate, "batch": o.batch, "repetitions": o.repetitions,
             "context": self.context,

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{console, model::Model};
 use anyhow::{Context, Result, ensure};
+use doyen_graph::device::Numerics;
 use doyen_tensor::TokenId;
 use std::{num::NonZeroUsize, path::PathBuf, time::Instant};
 
@@ -64,11 +65,12 @@ impl Args {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        self.print(&scores, window, start.elapsed().as_secs_f64())?;
+        self.print(&model, &scores, start.elapsed().as_secs_f64())?;
         Ok(Outcome::Done)
     }
 
-    fn print(&self, scores: &[Score], window: usize, seconds: f64) -> Result<()> {
+    fn print(&self, model: &Model, scores: &[Score], seconds: f64) -> Result<()> {
+        let window = self.window;
         let all = Score::total(scores);
         let accuracy = all.correct as f64 / all.tokens as f64;
         let rate = all.tokens as f64 / seconds;
@@ -77,7 +79,7 @@ impl Args {
             let result = serde_json::json!({
                 "nll": all.mean(), "perplexity": all.mean().exp(), "tokens": all.tokens,
                 "windows": scores.len(), "window": window, "top1_accuracy": accuracy,
-                "window_nll": per_window, "seconds": seconds, "tok_s": rate,
+                "numerics": Numerics::from(self.model.numerics).name(), "kv_dtype": model.kv_dtype, "window_nll": per_window, "seconds": seconds, "tok_s": rate,
             });
             return console::print(&format!("{result}\n"));
         }

@@ -217,7 +217,7 @@ fn against_reference(
         .iter()
         .map(|n| json!({"node": n.node, "kind": n.kind, "max_abs": finite(n.max_abs), "relative": finite(n.relative)}))
         .collect();
-    let json = json!({"against": "reference", "numerics": mode_name(mode), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok,
+    let json = json!({"against": "reference", "numerics": mode.name(), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok,
                       "logits": difference_json(&d), "routes": outcome.routed, "routes_flipped": outcome.flipped, "nodes": nodes});
     Ok(Check { ok, text, json })
 }
@@ -261,7 +261,7 @@ fn against_golden(
             "greedy_difference": o.greedy.map(|g| json!({"at": g.at, "want": g.want.0, "got": g.got.0, "margin": g.margin})),
         }));
     }
-    let json = json!({"against": "golden", "numerics": mode_name(mode), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok, "prompts": prompts});
+    let json = json!({"against": "golden", "numerics": mode.name(), "dense_experts": !how.is_empty(), "tolerance": limit, "ok": ok, "prompts": prompts});
     Ok(Check { ok, text, json })
 }
 
@@ -271,14 +271,6 @@ fn line(d: &Difference) -> String {
 
 fn verdict(ok: bool, limit: f64) -> String {
     if ok { format!("ok (tolerance {limit})") } else { format!("OUTSIDE the tolerance {limit}") }
-}
-
-const fn mode_name(mode: Numerics) -> &'static str {
-    match mode {
-        Numerics::Exact => "exact",
-        Numerics::Fast => "fast",
-        Numerics::Int8 => "int8",
-    }
 }
 
 fn difference_json(d: &Difference) -> serde_json::Value {

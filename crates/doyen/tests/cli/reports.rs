@@ -18,6 +18,7 @@ fn eval_scores_windows() {
     let all = json(&[&base[..], &["--json"]].concat());
     let windows = all["windows"].as_u64().unwrap();
     assert!(windows > 2, "{all}");
+    assert_eq!((&all["numerics"], &all["kv_dtype"]), (&"fast".into(), &"f16".into()));
     assert_eq!(all["tokens"], windows * 15, "the first token of a window is not scored");
     let two = json(&[&base[..], &["--json", "--windows", "2", "--threads", "1"]].concat());
     assert_eq!(two["window_nll"].as_array().unwrap()[..], all["window_nll"].as_array().unwrap()[..2]);
