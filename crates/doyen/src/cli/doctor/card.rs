@@ -20,6 +20,8 @@ struct Report {
     ordinal: usize,
     driver: Result<Driver, CudaError>,
     nvrtc: Result<((i32, i32), Option<PathBuf>), CudaError>,
+    /// Whether the program carries kernels for whatever card.
+    carries: bool,
     /// What the program carries for the card.
     packaged: Result<Option<Found>, CudaError>,
     peak: Option<Result<Peak, String>>,
@@ -49,7 +51,8 @@ impl Report {
         let kernels = packaged();
         let found = |kernels: &Option<Packaged>| Some(kernels.as_ref()?.found(card?.arch));
         let packaged = kernels.as_ref().map(found).map_err(CudaError::clone);
-        let mut report = Self { ordinal, nvrtc: survey::nvrtc(), packaged, driver, peak: None };
+        let carries = matches!(kernels, Ok(Some(_)));
+        let mut report = Self { ordinal, nvrtc: survey::nvrtc(), carries, packaged, driver, peak: None };
         if report.missing().is_empty() {
             let measured = survey::measure(ordinal, cubins(), kernels.ok().flatten());
             report.peak = Some(measured.map_err(|e| e.to_string()));
@@ -84,7 +87,9 @@ impl Report {
             ),
             _ => {}
         }
-        if let (Err(e), false) = (&self.nvrtc, self.complete()) {
+        // Without a card nobody knows that the kernels inside are not enough.
+        let enough = self.complete() || (self.carries && self.card().is_none());
+        if let (Err(e), false) = (&self.nvrtc, enough) {
             missing.push(e.to_string());
         }
         if let Err(e) = &self.packaged {
@@ -99,6 +104,7 @@ impl Report {
     fn kernels(&self) -> String {
         let found = match &self.packaged {
             Ok(Some(found)) => found,
+            Ok(None) if self.carries => return "of this program; a card decides which".into(),
             Ok(None) => {
                 let kept = cubins();
                 let kept = kept.map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
