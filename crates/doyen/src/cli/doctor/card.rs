@@ -20,10 +20,8 @@ struct Report {
     ordinal: usize,
     driver: Result<Driver, CudaError>,
     nvrtc: Result<((i32, i32), Option<PathBuf>), CudaError>,
-    /// Whether the program carries kernels for whatever card.
-    carries: bool,
-    /// What the program carries for the card.
-    packaged: Result<Option<Found>, CudaError>,
+    /// What the program carries.
+    packaged: Result<Option<Packaged>, CudaError>,
     peak: Option<Result<Peak, String>>,
 }
 
@@ -47,14 +45,10 @@ pub(super) fn run(ordinal: usize, json: bool) -> Result<Outcome> {
 impl Report {
     fn read(ordinal: usize) -> Self {
         let driver = survey::driver();
-        let card = driver.as_ref().ok().and_then(|d| d.cards.get(ordinal));
-        let kernels = packaged();
-        let found = |kernels: &Option<Packaged>| Some(kernels.as_ref()?.found(card?.arch));
-        let packaged = kernels.as_ref().map(found).map_err(CudaError::clone);
-        let carries = matches!(kernels, Ok(Some(_)));
-        let mut report = Self { ordinal, nvrtc: survey::nvrtc(), carries, packaged, driver, peak: None };
+        let mut report = Self { ordinal, nvrtc: survey::nvrtc(), packaged: packaged(), driver, peak: None };
         if report.missing().is_empty() {
-            let measured = survey::measure(ordinal, cubins(), kernels.ok().flatten());
+            let kernels = report.packaged.as_ref().ok().cloned().flatten();
+            let measured = survey::measure(ordinal, cubins(), kernels);
             report.peak = Some(measured.map_err(|e| e.to_string()));
         }
         report
@@ -64,9 +58,9 @@ impl Report {
         self.driver.as_ref().ok()?.cards.get(self.ordinal)
     }
 
-    /// Whether every kernel was compiled before.
-    fn complete(&self) -> bool {
-        matches!(self.packaged, Ok(Some(Found { missing: 0, .. })))
+    /// What the program carries for the card.
+    fn found(&self) -> Option<Found> {
+        Some(self.packaged.as_ref().ok()?.as_ref()?.found(self.card()?.arch))
     }
 
     /// What keeps the card from being used, with what would help.
@@ -88,7 +82,8 @@ impl Report {
             _ => {}
         }
         // Without a card nobody knows that the kernels inside are not enough.
-        let enough = self.complete() || (self.carries && self.card().is_none());
+        let carries = matches!(self.packaged, Ok(Some(_)));
+        let enough = self.found().map_or(carries, |found| found.missing == 0);
         if let (Err(e), false) = (&self.nvrtc, enough) {
             missing.push(e.to_string());
         }
@@ -102,15 +97,15 @@ impl Report {
     }
 
     fn kernels(&self) -> String {
-        let found = match &self.packaged {
-            Ok(Some(found)) => found,
-            Ok(None) if self.carries => return "of this program; a card decides which".into(),
-            Ok(None) => {
+        let found = match (&self.packaged, self.found()) {
+            (_, Some(found)) => found,
+            (Ok(Some(_)), None) => return "of this program; a card decides which".into(),
+            (Ok(None), None) => {
                 let kept = cubins();
                 let kept = kept.map_or_else(|| "kept nowhere".into(), |c| format!("kept in {}", c.display()));
                 return format!("compiled by NVRTC when they are first needed, {kept}");
             }
-            Err(e) => return e.to_string(),
+            (Err(e), None) => return e.to_string(),
         };
         let all = [
             (found.cubins, "in machine code"),
@@ -181,7 +176,7 @@ impl Report {
             Err(e) => json!({"error": e.to_string()}),
             Ok(((major, minor), path)) => json!({"version": format!("{major}.{minor}"), "path": path}),
         };
-        let packaged = self.packaged.as_ref().ok().and_then(Option::as_ref).map(|found| {
+        let packaged = self.found().map(|found| {
             let Found { cubins, ptx, missing } = found;
             json!({"machine_code": cubins, "ptx": ptx, "missing": missing})
         });
