@@ -131,8 +131,8 @@ impl DeviceArgs {
         }
     }
 
-    /// The CPU, with caches of the type asked for or, in fast numerics, of f16: half of the bytes, and rounding far below that of int8
-    /// activations (docs/numerics.md).
+    /// The CPU, with caches of the type asked for or, in fast numerics, of f16: half of the bytes, at no loss that was measured
+    /// (docs/numerics.md).
     ///
     /// # Errors
     /// As [`cpu`], and when it is asked to compute in another type than its own.

@@ -74,8 +74,6 @@ entry!(avx512, "avx2,fma,avx512f,avx512vl,avx512vnni", Vnni<Avx512Vl>);
 /// A product under way: the scales of groups of `UNIT` columns, and what they meet.
 struct Job<'a, const UNIT: usize> {
     scales: &'a [u8],
-    /// Groups of a row.
-    groups: usize,
     /// Where the parts of an activation row begin.
     at: Int8Row,
     acts: &'a Prepared<'a>,
@@ -94,7 +92,7 @@ unsafe fn rows<P: Products, const UNIT: usize>(
     out: &mut Columns<'_>,
 ) {
     let at = Int8Row::new(w.cols, UNIT, GROUP);
-    let job = Job::<UNIT> { scales, groups: at.groups, at, acts };
+    let job = Job::<UNIT> { scales, at, acts };
     let line = w.cols.div_ceil(2);
     if !w.transposed {
         for rows in tiles(out.range(), LANES) {
@@ -174,7 +172,7 @@ impl<const UNIT: usize> Job<'_, UNIT> {
         unsafe {
             let mut acc = [[_mm256_setzero_ps(); LANES]; T];
             for (i, n) in rows.clone().enumerate() {
-                let scales = &self.scales[n * self.groups..][..self.groups];
+                let scales = &self.scales[n * self.at.groups..][..self.at.groups];
                 let row = self.row::<P, T>(&codes[i * line..][..line], scales, x);
                 for t in 0..T {
                     acc[t][i] = row[t];
